@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def copy_pieces(destinations: Sequence[int], sources: Sequence[int], nbytes: Sequence[int]) -> None: ...

@@ -1,0 +1,49 @@
+"""Policy weights in shared memory: one copy per push, and no forward that mixes two versions."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from . import errors
+from .binding import Binding
+from .errors import (
+    BindingError,
+    BindingLost,
+    ChannelClosed,
+    ChannelCorrupt,
+    ChannelError,
+    ChannelUnreachable,
+    LayoutError,
+    LayoutMismatch,
+    LimitError,
+    NothingPublished,
+    NotThePublisher,
+    OutOfSharedMemory,
+    PublisherGone,
+    PushError,
+    PushTimeout,
+    ShmSyncError,
+    SlotsExhausted,
+    SubscribersExhausted,
+    TiedLeavesDiffer,
+    UnsupportedLeaf,
+    WaitTimeout,
+    WorkerIdError,
+)
+from .handle import Handle
+from .layout import Layout
+from .publisher import Publication, Publisher
+from .subscriber import Lease, Subscriber
+
+
+def __getattr__(name: str) -> object:
+    # Late: with torchrl installed, this import takes seconds.
+    if name == "RPCWeightUpdater":
+        from .torchrl.updater import RPCWeightUpdater
+
+        return RPCWeightUpdater
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+try:
+    __version__ = version("shmsync")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"

@@ -1,0 +1,189 @@
+"""The binding: modules whose parameters follow a channel, switched together between two forwards."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import slots
+from .errors import BindingError
+from .gate import Gate
+from .outputs import Aliases, privatize
+from .subscriber import Subscriber
+from .targets import MODES, Targets
+
+_bindings: weakref.WeakKeyDictionary[nn.Module, Binding] = weakref.WeakKeyDictionary()
+_registry_lock = threading.Lock()
+
+
+class Binding:
+    """Modules whose parameters alias the slot that this binding leases. Made by ``Subscriber.bind``.
+
+    Contract: a forward with no news makes no system call; a switch happens between two forwards, all modules together;
+    several threads may run the modules; buffers are the worker's own and are refreshed at a switch.
+    """
+
+    def __init__(
+        self, subscriber: Subscriber, models: Mapping[str, nn.Module], mode: str = "auto", *, wrap: bool = True
+    ) -> None:
+        if mode not in MODES:
+            raise BindingError(f"Expected mode as one of {MODES}, got {mode!r}")
+        self._subscriber, self._models, self._asked = subscriber, dict(models), mode
+        self._bound = slots.Bound()
+        self._targets: Targets | None = None
+        self._aliases = Aliases()
+        self._gate = Gate(self._has_news, self._switch)
+        self._at_entry: Callable[[int], None] | None = None
+        self._open = True
+        if subscriber.layout is not None:
+            self._resolve()
+        self._take_over()
+        subscriber._bindings.append(self)
+        if wrap:
+            for module in self._models.values():
+                module.forward = GatedForward(self, module)  # type: ignore[method-assign]
+        self._gate.try_switch()
+
+    @property
+    def mode(self) -> str:
+        """ "map" or "copy"; what was asked for while the channel has no weights yet."""
+        return self._targets.mode if self._targets else self._asked
+
+    @property
+    def version(self) -> int:
+        """The version that the modules use; 0 = their own weights."""
+        return slots.version_of(self._bound.word)
+
+    def refresh(self) -> int:
+        """Switch now if there is news and no forward goes on; waits at most 100 ms for one. The version in use."""
+        if self._open:
+            self._gate.try_switch()
+        return self.version
+
+    @contextmanager
+    def hold(self) -> Iterator[int]:
+        """A block in which no switch happens, for `get_dist`, a critic or a backward pass; gives the version.
+
+        Like a forward it begins on the newest version, unless this thread is inside one already.
+        """
+        self._gate.enter()
+        try:
+            yield self.version
+        finally:
+            self._gate.leave()
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward through the gate."""
+        if not self._open:
+            return function(*args, **kwargs)
+        outermost = self._gate.enter()
+        try:
+            if not outermost:
+                return function(*args, **kwargs)
+            self._subscriber.ran()
+            if self._at_entry is not None:
+                self._at_entry(self.version)
+            return privatize(function(*args, **kwargs), self._aliases)
+        finally:
+            self._gate.leave()
+
+    def at_entry(self, action: Callable[[int], None] | None) -> None:
+        """Call `action(version)` at the entry of every outermost forward, on its thread, after the switch."""
+        self._at_entry = action
+
+    def unbind(self) -> None:
+        """Let the modules go, with the values that they show now in memory of their own. A second call does nothing."""
+        self._gate.exclusive(self._let_go)
+
+    def _let_go(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        for module in self._models.values():
+            if _bindings.get(module) is self:
+                del _bindings[module]
+            gated = module.__dict__.get("forward")
+            if isinstance(gated, GatedForward) and gated.binding is self:
+                gated.restore(module)
+        if self._targets is not None and self._bound.word:
+            self._targets.detach()
+        self._aliases = Aliases()
+        self._subscriber.release(self._bound)
+        if self in self._subscriber._bindings:
+            self._subscriber._bindings.remove(self)
+
+    def _take_over(self) -> None:
+        """A module that is bound already moves to this binding."""
+        with _registry_lock:
+            for module in self._models.values():
+                old = _bindings.get(module)
+                if old is not None:
+                    old.unbind()
+                _bindings[module] = self
+
+    def _has_news(self) -> bool:
+        return self._open and self._subscriber.has_news(self._bound.word)
+
+    def _switch(self) -> None:
+        if self._targets is None:
+            self._resolve()
+        with torch.inference_mode(False):
+            self._subscriber.switch(self._bound, self._point)
+
+    def _point(self, tensors: list[Tensor], begin: int, end: int) -> None:
+        assert self._targets is not None
+        self._targets.point(tensors)
+        self._aliases = self._targets.aliases(begin, end)
+
+    def _resolve(self) -> None:
+        layout = self._subscriber.layout
+        assert layout is not None
+        self._targets = Targets(layout, self._models, self._asked)
+
+
+class GatedForward:
+    """Stands in a module's instance dictionary in front of its `forward`. Copies and pickles of the module are unbound."""
+
+    def __init__(self, binding: Binding, module: nn.Module) -> None:
+        self.binding = binding
+        self._module = weakref.ref(module)
+        self._before = module.__dict__.get("forward")
+        self._forward = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.binding.call(self._forward, *args, **kwargs)
+
+    def restore(self, module: nn.Module) -> None:
+        """Take this wrapper off its module."""
+        if self._before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = self._before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        module = self._module()
+        return getattr(memo.get(id(module), module), "forward")  # noqa: B009 - the copy's own, from its class
+
+    def __reduce__(self) -> Any:
+        # While the module's state is being restored it has no instance attributes yet: this finds its class's forward.
+        return getattr, (self._module(), "forward")
+
+
+def bind(subscriber: Subscriber, modules: nn.Module | Mapping[str, nn.Module], mode: str = "auto") -> Binding:
+    """Bind one module, or several by the names that they have in the channel."""
+    models = {"": modules} if isinstance(modules, nn.Module) else dict(modules)
+    for name, module in models.items():
+        if not isinstance(module, nn.Module):
+            raise BindingError(f"Expected an nn.Module to bind, got {type(module).__qualname__} - at {name!r}")
+    return Binding(subscriber, models, mode)
+
+
+def binding_of(module: nn.Module) -> Binding | None:
+    """The binding that a module belongs to now."""
+    return _bindings.get(module)

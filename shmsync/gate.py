@@ -1,0 +1,78 @@
+"""The gate: forwards go through it in numbers, a switch only while none is inside.
+
+A forward that finds others running joins their version. A pending switch holds newcomers back, but never a nested
+call, and only for a short while, since a forward may be waiting for another thread's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 0.1
+# After a fruitless wait newcomers run freely for this many times as long before they are held back again.
+_REST = 10
+
+
+class Gate:
+    """Pairs forwards and keeps them apart from switches.
+
+    ``has_news()`` is asked at every outermost entry and must be cheap; ``switch()`` is called with nobody inside.
+    Contract: threads; an entry waits at most ``patience`` seconds for others; what `switch` raises reaches the caller.
+    """
+
+    def __init__(
+        self, has_news: Callable[[], bool], switch: Callable[[], None], patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self._has_news, self._switch, self._patience = has_news, switch, patience
+        self._lock = threading.Lock()
+        self._empty = threading.Condition(self._lock)
+        self._inside: dict[int, int] = {}
+        self._hold_until = 0.0
+
+    def enter(self) -> bool:
+        """Begin a forward, on the newest version if nobody is inside. Whether it is an outermost one."""
+        me = threading.get_ident()
+        with self._lock:
+            depth = self._inside.get(me, 0)
+            if not depth and self._has_news():
+                self._switch_when_empty()
+            self._inside[me] = depth + 1
+        return not depth
+
+    def leave(self) -> None:
+        """End a forward."""
+        me = threading.get_ident()
+        with self._lock:
+            depth = self._inside.get(me, 0) - 1
+            if depth > 0:
+                self._inside[me] = depth
+                return
+            self._inside.pop(me, None)
+            if not self._inside:
+                self._empty.notify_all()
+
+    def try_switch(self) -> None:
+        """Switch between two forwards, if there is news; not from inside one."""
+        with self._lock:
+            if threading.get_ident() not in self._inside and self._has_news():
+                self._switch_when_empty()
+
+    def exclusive(self, action: Callable[[], None]) -> None:
+        """Run `action` with no switch and, if they end in time, no forward going on."""
+        with self._lock:
+            me = threading.get_ident()
+            self._empty.wait_for(lambda: not self._inside or me in self._inside, self._patience)
+            action()
+
+    def _switch_when_empty(self) -> None:
+        if self._inside:
+            now = time.monotonic()
+            if now > self._hold_until + _REST * self._patience:
+                self._hold_until = now + self._patience
+            if now < self._hold_until:
+                self._empty.wait_for(lambda: not self._inside, self._hold_until - now)
+        if not self._inside and self._has_news():
+            self._switch()
+            self._hold_until = 0.0

@@ -1,0 +1,85 @@
+"""The handle: the small address of a channel, for an RPC, a queue, a pickle or an environment variable."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ChannelError, ChannelUnreachable
+
+_PREFIX = "shmsync1"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where a channel is: the owner's pid, its descriptor of CTL, and how to know that it is the right one.
+
+    ``str(handle)`` and ``Handle.parse`` turn it into one word of text and back.
+    Contract: immutable, picklable, under 300 bytes; holding it keeps nothing alive.
+    """
+
+    pid: int
+    fd: int
+    nonce: str
+    epoch: int
+    host: str
+    boot_id: str
+    pid_namespace: str
+
+    @classmethod
+    def here(cls, fd: int, nonce: bytes, epoch: int) -> Handle:
+        """The handle of a CTL segment that this process holds open as `fd`."""
+        return cls(os.getpid(), fd, nonce.hex(), epoch, _hostname(), _boot_id(), _pid_namespace())
+
+    @classmethod
+    def parse(cls, text: str) -> Handle:
+        """The inverse of ``str``. Raises ChannelError for other text."""
+        parts = text.split(":")
+        try:
+            prefix, pid, fd, nonce, epoch, boot_id, namespace, host = parts
+            if prefix != _PREFIX or len(bytes.fromhex(nonce)) != 16:
+                raise ValueError
+            return cls(int(pid), int(fd), nonce, int(epoch), host, boot_id, namespace)
+        except ValueError:
+            raise ChannelError(f"Expected the text of a shmsync handle, got {text!r}") from None
+
+    def __str__(self) -> str:
+        return ":".join(
+            (
+                _PREFIX,
+                str(self.pid),
+                str(self.fd),
+                self.nonce,
+                str(self.epoch),
+                self.boot_id,
+                self.pid_namespace,
+                self.host,
+            )
+        )
+
+    def check_reachable(self) -> None:
+        """Raise ChannelUnreachable, naming both sides, unless this process is on the publisher's host and pid namespace."""
+        here = (_boot_id(), _pid_namespace())
+        if here == (self.boot_id, self.pid_namespace):
+            return
+        what = "host" if here[0] != self.boot_id else "pid namespace"
+        raise ChannelUnreachable(
+            f"Process {os.getpid()} on host {_hostname()} (pid namespace {here[1]}) cannot map the channel of process "
+            f"{self.pid} on host {self.host} (pid namespace {self.pid_namespace}): another {what}. "
+            "Publisher and subscriber need the same host and the same pid namespace"
+        )
+
+
+def _hostname() -> str:
+    return socket.gethostname().replace(":", "_")
+
+
+def _boot_id() -> str:
+    """Tells two hosts apart even if they share a name."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")

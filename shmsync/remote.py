@@ -1,0 +1,132 @@
+"""What runs in a worker process: attaching objects that have a policy to a channel, and reacting to notifications.
+
+The trainer calls these functions by torch.distributed.rpc; nothing here needs torchrl. Only the handle's text and
+plain numbers travel.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from .binding import Binding
+from .errors import BindingError, ChannelError, ChannelUnreachable
+from .handle import Handle
+from .subscriber import Subscriber
+
+# What a worker answers: the version in use, and the newest version that it has seen.
+Answer = tuple[int, int]
+
+
+class NotAttached(ChannelError):
+    """A notification came to a worker that has not attached, or has been started anew."""
+
+
+class Attachment(Protocol):
+    """One worker's side of a channel."""
+
+    target: Any
+
+    def notified(self) -> Answer:
+        """React to a notification: switch now if that is the right moment, and say which versions there are."""
+
+    def close(self) -> None:
+        """Let the target go, with the values that it has."""
+
+
+class ModuleAttachment:
+    """A plain module, or the module that is some object's `policy`."""
+
+    def __init__(self, target: Any, subscriber: Subscriber) -> None:
+        self.target, self._subscriber = target, subscriber
+        self._binding: Binding = subscriber.bind(_policy_of(target))
+
+    def notified(self) -> Answer:
+        used = self._binding.refresh()
+        return used, self._subscriber.seen
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+
+Maker = Callable[[Any, Subscriber], Attachment]
+
+_attached: dict[tuple[str, int], Attachment] = {}
+_lock = threading.RLock()
+
+
+def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = ModuleAttachment) -> Attachment:
+    """Attach `target` as a worker of the channel, once; another target or channel replaces what was there.
+
+    Raises ChannelUnreachable, naming worker and host, BindingError or LayoutMismatch.
+    """
+    handle = Handle.parse(handle_text)
+    with _lock:
+        known = _attached.get((handle.nonce, worker_id))
+        if known is not None and known.target is target:
+            return known
+        subscriber = _subscribe(handle, worker_id)
+        try:
+            made = make(target, subscriber)
+        except BaseException:
+            subscriber.close()
+            raise
+        _forget(handle.nonce, worker_id)
+        _attached[handle.nonce, worker_id] = made
+        return made
+
+
+def attach(rref: Any, handle_text: str, worker_id: int) -> Answer:
+    """RPC entry: attach the object that `rref` owns here, and answer as for a notification."""
+    return attach_object(rref.local_value(), handle_text, worker_id).notified()
+
+
+def notify(nonce: str, worker_id: int, version: int) -> Answer:
+    """RPC entry: `version` is a hint that there is news; what is taken is what the shared rows say."""
+    with _lock:
+        known = _attached.get((nonce, worker_id))
+    if known is None:
+        raise NotAttached(
+            f"Worker {worker_id} (pid {os.getpid()} on {socket.gethostname()}) has not attached to channel {nonce}"
+        )
+    return known.notified()
+
+
+def detach(nonce: str, worker_id: int) -> None:
+    """RPC entry: let the worker's policy go, with the values that it has."""
+    with _lock:
+        _forget(nonce, worker_id)
+
+
+def forget(target: Any) -> None:
+    """Detach `target` from whatever it is attached to."""
+    with _lock:
+        for nonce, worker_id in [key for key, known in _attached.items() if known.target is target]:
+            _forget(nonce, worker_id)
+
+
+def _forget(nonce: str, worker_id: int) -> None:
+    old = _attached.pop((nonce, worker_id), None)
+    if old is not None:
+        old.close()
+
+
+def _subscribe(handle: Handle, worker_id: int) -> Subscriber:
+    try:
+        return Subscriber(handle, worker_id=worker_id, name=f"worker-{worker_id}")
+    except ChannelUnreachable as error:
+        raise ChannelUnreachable(f"Worker {worker_id} on host {socket.gethostname()}: {error}") from None
+
+
+def _policy_of(target: Any) -> nn.Module:
+    policy = target if isinstance(target, nn.Module) else getattr(target, "policy", None)
+    if not isinstance(policy, nn.Module):
+        raise BindingError(
+            f"Expected an nn.Module or an object whose `policy` is one, got {type(target).__qualname__} with {type(policy).__qualname__}"
+        )
+    return policy

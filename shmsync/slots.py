@@ -1,0 +1,263 @@
+"""The slot protocol: pure logic over words and locks.
+
+Every function here is a generator that yields one operation at each step that other processes or threads can see,
+`("name", arguments...)`, and is sent its result. `drive` runs it for real; the explorer in tests/model runs the very
+same code in all interleavings. Why it is right, in one place:
+
+* a slot is written only under its exclusive lock, and only if no live row points to it and it is not the newest;
+* its version is 0 from before the first byte changes until after the last one has;
+* a subscriber that has its shared lock and then finds the version that the row promised may read until it unlocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+Steps = Generator[tuple[Any, ...], Any, T]
+
+EVERYBODY = 0
+SLOT_BITS = 16
+UNKNOWN = 0
+# A spare slot goes back after so many pushes in which nobody needed it: bursts come again soon or not at all.
+IDLE_PUBLISHES = 64
+SPARE_SLOTS = 3
+
+
+def pack(version: int, slot: int) -> int:
+    """The word of a row."""
+    return version << SLOT_BITS | slot
+
+
+def version_of(word: int) -> int:
+    """The version in a row's word."""
+    return word >> SLOT_BITS
+
+
+def slot_of(word: int) -> int:
+    """The slot in a row's word."""
+    return word & ((1 << SLOT_BITS) - 1)
+
+
+def drive(steps: Steps[T], perform: Callable[[tuple[Any, ...]], Any]) -> T:
+    """Run a generator of operations; what `perform` raises is raised at the step that asked for it."""
+    resume: Callable[[Any], tuple[Any, ...]] = steps.send
+    value: Any = None
+    while True:
+        try:
+            operation = resume(value)
+            resume, value = steps.send, perform(operation)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except BaseException as error:
+            if steps.gi_frame is None:
+                raise
+            resume, value = steps.throw, error
+
+
+@dataclass
+class Writer:
+    """What only the publisher knows. `stamps[slot][leaf]`: the version that wrote the leaf there; 0 = unknown."""
+
+    leaves: int
+    max_slots: int
+    version: int = 0
+    newest: int = 0
+    stamps: dict[int, np.ndarray] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+
+
+def publish(writer: Writer, rows: Sequence[int], changed: np.ndarray) -> Steps[int]:
+    """Write the next version and move `rows` to it. `changed`: the numbers of the leaves that the caller brings.
+
+    Returns the word. After an exception the push has happened exactly if a row shows its word.
+    """
+    writer.version += 1  # burned now: a number that failed is never used again, so no stamp can lie
+    version = writer.version
+    live = yield from live_slots(writer)
+    slot = yield from pick(writer, live)
+    word = pack(version, slot)
+    try:
+        yield from fill(writer, slot, version, changed)
+        yield ("unlock", slot)
+        for row in rows:
+            yield ("store_row", row, word)
+    except BaseException:
+        yield from settle(writer, slot, rows, word)
+        raise
+    writer.newest = word
+    writer.used[slot] = version
+    return word
+
+
+def live_slots(writer: Writer) -> Steps[set[int]]:
+    """The slots that must not be written: those that a live row points to, and the newest."""
+    words = yield ("load_rows",)
+    everybody = words[EVERYBODY]
+    live = {slot_of(word) for word in words if word and word >= everybody}
+    if writer.newest:
+        live.add(slot_of(writer.newest))
+    return live
+
+
+def pick(writer: Writer, live: set[int]) -> Steps[int]:
+    """Lock a slot for writing: the one filled last if it is free, so that partial pushes find most leaves in place."""
+    while True:
+        for slot in sorted(writer.stamps, key=lambda s: -writer.used.get(s, 0)):
+            if slot not in live and (yield ("try_exclusive", slot)):
+                return slot
+        fresh = next((s for s in range(writer.max_slots) if s not in writer.stamps and s not in live), None)
+        if fresh is not None and (yield ("try_exclusive", fresh)):
+            return fresh
+        yield ("wait",)
+
+
+def fill(writer: Writer, slot: int, version: int, changed: np.ndarray) -> Steps[None]:
+    """Bring a locked slot to the new version: the caller's leaves, and from the newest slot what is not there yet."""
+    if slot not in writer.stamps:
+        yield ("reserve", slot)
+        writer.stamps[slot] = np.full(writer.leaves, UNKNOWN, np.int64)
+    yield ("store_slot_version", slot, 0)
+    stamps = writer.stamps[slot]
+    if writer.newest:
+        wanted = writer.stamps[slot_of(writer.newest)].copy()
+    else:
+        wanted = np.full(writer.leaves, UNKNOWN, np.int64)
+    wanted[changed] = version
+    stale = np.flatnonzero(stamps != wanted)
+    rest = stale[wanted[stale] != version]
+    stamps[stale] = UNKNOWN
+    yield ("copy_in", slot, changed)
+    if len(rest):
+        yield ("copy_over", slot, slot_of(writer.newest), rest)
+    stamps[stale] = wanted[stale]
+    yield ("store_slot_version", slot, version)
+
+
+def settle(writer: Writer, slot: int, rows: Sequence[int], word: int) -> Steps[None]:
+    """After an exception: finish the push if it has begun to show, else leave the old version in place."""
+    words = yield ("load_rows",)
+    if any(words[row] == word for row in rows):
+        for row in rows:
+            yield ("store_row", row, word)
+        writer.newest = word
+        writer.used[slot] = version_of(word)
+    yield ("unlock", slot)
+
+
+def spare_slot(writer: Writer) -> int | None:
+    """A slot that no push has needed for long, if there are more than the usual few."""
+    if len(writer.stamps) <= SPARE_SLOTS:
+        return None
+    slot = min(writer.stamps, key=lambda s: writer.used.get(s, 0))
+    return slot if writer.version - writer.used.get(slot, 0) >= IDLE_PUBLISHES else None
+
+
+def give_back(writer: Writer, slot: int) -> Steps[bool]:
+    """Return a slot's memory. False if it is live or leased."""
+    live = yield from live_slots(writer)
+    if slot in live or not (yield ("try_exclusive", slot)):
+        return False
+    try:
+        yield ("store_slot_version", slot, 0)
+        writer.stamps.pop(slot, None)
+        writer.used.pop(slot, None)
+        yield ("punch", slot)
+    finally:
+        yield ("unlock", slot)
+    return True
+
+
+@dataclass
+class Holder:
+    """What one subscriber holds: how many leases on each slot. OFD locks are not counted, hence the counts."""
+
+    rows: tuple[int, ...]
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+def follow(words: Iterable[int]) -> int:
+    """The newest of the words that a subscriber follows. Versions are unique, so words order as versions do."""
+    return max(words)
+
+
+def acquire(holder: Holder) -> Steps[int]:
+    """Lease the newest slot that this subscriber's rows point to; its word, or 0 while nothing is published.
+
+    Rows never go back, and this runs under the lease mutex: so the words of successive calls never go back either.
+    """
+    yield ("enter",)
+    try:
+        while True:
+            words = []
+            for row in holder.rows:
+                words.append((yield ("load_row", row)))
+            word = follow(words)
+            if not word:
+                return 0
+            slot = slot_of(word)
+            if not (yield ("try_shared", slot)):
+                yield ("again", word)
+                continue
+            if (yield ("load_slot_version", slot)) == version_of(word):
+                if not holder.counts.get(slot):
+                    yield from _first_look(slot)
+                holder.counts[slot] = holder.counts.get(slot, 0) + 1
+                return word
+            if not holder.counts.get(slot):
+                yield ("unlock", slot)
+            yield ("again", word)
+    finally:
+        yield ("leave",)
+
+
+def _first_look(slot: int) -> Steps[None]:
+    # Under the new lease, before anything points there. Earlier, a late write through an old alias could still make
+    # a private page; later, the forward would read it.
+    try:
+        yield ("drop_private", slot)
+    except BaseException:
+        yield ("unlock", slot)
+        raise
+
+
+def release(holder: Holder, slot: int) -> Steps[None]:
+    """End one lease; the lock goes with the last one."""
+    yield ("enter",)
+    try:
+        holder.counts[slot] -= 1
+        if not holder.counts[slot]:
+            del holder.counts[slot]
+            yield ("unlock", slot)
+    finally:
+        yield ("leave",)
+
+
+@dataclass
+class Bound:
+    """The word that a binding's parameters alias; 0 while they are the module's own."""
+
+    word: int = 0
+
+
+def switch(holder: Holder, bound: Bound) -> Steps[int]:
+    """Point a binding's parameters at the newest slot. The old lease ends only after they have left it."""
+    word = yield from acquire(holder)
+    if word == 0:
+        return 0
+    if word == bound.word:
+        yield from release(holder, slot_of(word))
+        return word
+    try:
+        yield ("point", word)
+    except BaseException:
+        yield from release(holder, slot_of(word))
+        raise
+    old, bound.word = bound.word, word
+    if old:
+        yield from release(holder, slot_of(old))
+    return word

@@ -1,0 +1,497 @@
+"""The subscriber: a reader of a channel, and the leases it takes."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+import warnings
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from . import roster, segment, slots, wire
+from .errors import (
+    ChannelClosed,
+    ChannelCorrupt,
+    NothingPublished,
+    PublisherGone,
+    ShmSyncError,
+    WaitTimeout,
+    WorkerIdError,
+)
+from .handle import Handle
+from .layout import Layout
+from .leases import Locks
+from .pages import PrivatePages
+from .roster import RosterLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .binding import Binding
+
+_PATIENCE_SECONDS = 10.0
+
+
+class Lease:
+    """A hold on one slot: while it lasts, the publisher leaves these bytes alone.
+
+    ``weights``: a locked TensorDict over the shared slot, to be read and not written. ``version``: theirs.
+    It ends with its block or ``close()``, or, if some of its tensors outlive that, with the last of them.
+    Contract: copies nothing; blocks nobody; the kernel ends it if this process dies.
+    """
+
+    def __init__(self, subscriber: Subscriber, word: int) -> None:
+        self.version = slots.version_of(word)
+        mapped = subscriber._slot(slots.slot_of(word))
+        # A buffer object of its own: tensors keep it alive, and its end is the lease's end.
+        buffer, tensors = mapped.fresh_views(subscriber._layout())
+        end = weakref.finalize(buffer, subscriber._release_later, slots.slot_of(word), mapped)
+        end.atexit = False
+        self._weights: TensorDict | None = _nested(subscriber._layout(), tensors)
+
+    @property
+    def weights(self) -> TensorDict:
+        """The weights under their key paths. Raises ShmSyncError after the end of the lease."""
+        if self._weights is None:
+            raise ShmSyncError("The lease has ended; take another with subscriber.lease()")
+        return self._weights
+
+    def close(self) -> None:
+        """End the lease, at once if nobody else holds one of its tensors."""
+        self._weights = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _MappedSlot:
+    """A slot in this process's memory: private, copy on write, with one tensor per leaf."""
+
+    def __init__(self, mapping: segment.Mapping | None, layout: Layout) -> None:
+        self.mapping = mapping
+        self.rebuild(layout)
+
+    def rebuild(self, layout: Layout) -> None:
+        self.tensors = segment.views(self.mapping.buffer if self.mapping else None, layout)
+        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From and to which address it is mapped."""
+        return (self.mapping.address, self.mapping.address + self.mapping.nbytes) if self.mapping else (0, 0)
+
+    def moved(self) -> bool:
+        """Whether some tensor's storage has been moved out of the mapping (share_memory() does that in place)."""
+        return [tensor.data_ptr() for tensor in self.tensors] != self._addresses
+
+    def fresh_views(self, layout: Layout) -> tuple[Any, list[Tensor]]:
+        if self.mapping is None:
+            buffer: Any = np.zeros(1, np.uint8)  # an empty layout: nothing to keep alive but the lease itself
+            return buffer, segment.views(None, layout)
+        buffer = type(self.mapping.buffer).from_address(self.mapping.address)
+        return buffer, segment.views(buffer, layout)
+
+
+class Subscriber:
+    """Follows a channel: takes leases, and binds modules so that their parameters alias the newest weights.
+
+    ``handle``: a Handle or its text. ``worker_id``: also follow what is published to this worker alone. ``name``: for people.
+
+    Raises ChannelUnreachable, PublisherGone, ChannelCorrupt, SubscribersExhausted, WorkerIdError.
+    Contract: copies nothing; never blocks the publisher or another subscriber; may be used from several threads; if
+    this process dies, the kernel ends its leases.
+    """
+
+    def __init__(self, handle: Handle | str, *, worker_id: int | None = None, name: str | None = None) -> None:
+        self.handle = Handle.parse(handle) if isinstance(handle, str) else handle
+        self.worker_id = worker_id
+        self.name = name or f"subscriber-{os.getpid()}"
+        self.handle.check_reachable()
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._released: collections.deque[int] = collections.deque()
+        self._data: _Data | None = None
+        self._pages = PrivatePages()
+        self._bindings: list[Any] = []
+        self._used = 0
+        self._forwards = 0
+        self._warned_written = self._warned_moved = False
+        self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
+        self._closed = weakref.finalize(self, _close, self._locks, self._pages)
+        try:
+            self._join()
+        except BaseException:
+            self._closed()
+            raise
+
+    def _join(self) -> None:
+        fd = segment.reopen(self._locks.fd, os.O_RDWR)
+        try:
+            size = os.fstat(fd).st_size
+            self._head = wire.parse_ctl(os.pread(fd, wire.PAGE, 0), size)
+            if self._head.nonce.hex() != self.handle.nonce:
+                raise PublisherGone(
+                    f"The channel of pid {self.handle.pid} has ended; another one lives under its descriptor number"
+                )
+            if self.worker_id is not None and not 0 <= self.worker_id < self._head.subscribers:
+                raise WorkerIdError(
+                    f"Expected a worker id from 0 to {self._head.subscribers - 1}, got {self.worker_id}"
+                )
+            self._ctl = segment.Mapping(
+                fd, 0, size, prot=segment.PROT_READ | segment.PROT_WRITE, flags=segment.MAP_SHARED
+            )
+            # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
+            self._line = roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name)
+        finally:
+            os.close(fd)
+        self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
+
+    # --- what there is to see
+
+    @property
+    def version(self) -> int:
+        """The version in use: of the bound modules, or of the newest lease; 0 = none yet."""
+        return self._used
+
+    @property
+    def seen(self) -> int:
+        """The newest version that is addressed to this subscriber. Contract: two memory reads."""
+        data = self._find_data()
+        if data is None:
+            return 0
+        version = slots.version_of(data.newest())
+        self._line.saw(version)
+        return version
+
+    @property
+    def lag(self) -> int:
+        """How many versions the one in use is behind the newest addressed to this subscriber."""
+        return max(0, self.seen - self._used)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The channel's table of leaves, or None before the publisher has weights."""
+        data = self._find_data()
+        return data.head.layout if data else None
+
+    def publisher_alive(self) -> bool:
+        """Whether the channel's owner still lives and has not closed it."""
+        self._check_open()
+        return self._locks.owner_alive() and not self._ctl.words(wire.CTL_CLOSED_OFFSET, 1)[0]
+
+    def peers(self) -> list[RosterLine]:
+        """The roster lines of all live subscribers of the channel."""
+        self._check_open()
+        return roster.read(self._ctl, self._locks, self._head.subscribers)
+
+    def stats(self) -> dict[str, int]:
+        """Counters: version, seen, lag, forwards, mapped slots, leases held."""
+        held = len(self._data.holder.counts) if self._data else 0
+        mapped = len(self._data.mapped) if self._data else 0
+        return {
+            "version": self._used,
+            "seen": self.seen,
+            "lag": self.lag,
+            "forwards": self._forwards,
+            "slots_mapped": mapped,
+            "slots_leased": held,
+        }
+
+    # --- using the weights
+
+    def bind(self, modules: nn.Module | Mapping[str, nn.Module], mode: str = "auto") -> Binding:
+        """Let the parameters of a module follow the channel. Several models: a dict by their names in the channel.
+
+        ``mode``: "map" (parameters alias the shared slot), "copy" (they keep their storage; cast and copied between two
+        forwards), "auto" (map wherever device and dtype allow it). A module that is bound already is moved.
+        Raises LayoutMismatch or BindingError; at version 0 the module keeps its own weights.
+        Contract: Parameter objects keep their identity, flags, hooks and ties; copies no mapped bytes.
+        """
+        self._check_open()
+        from .binding import bind  # binding stands above this module: it knows subscribers, not the other way round
+
+        return bind(self, modules, mode)
+
+    def lease(self) -> Lease:
+        """A hold on the newest weights. Raises NothingPublished at version 0."""
+        self._check_open()
+        word = self._run(slots.acquire(self._data_now().holder)) if self._find_data() else 0
+        if not word:
+            raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
+        if not self._bindings:
+            self._uses(slots.version_of(word))
+        return Lease(self, word)
+
+    def wait(self, version: int, timeout: float | None = None) -> int:
+        """Wait until `version` or a newer one is addressed to this subscriber; returns which.
+
+        ``timeout`` in seconds, None = for ever. Raises WaitTimeout, or PublisherGone if the publisher ends meanwhile.
+        """
+        self._check_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 50e-6
+        while (seen := self.seen) < version:
+            if not self.publisher_alive() and self.seen < version:
+                raise PublisherGone(
+                    f"The publisher, pid {self.handle.pid}, has ended at version {self.seen}; version {version} will not come"
+                )
+            if deadline is not None and time.monotonic() > deadline:
+                raise WaitTimeout(f"Expected version {version} within {timeout} s, got version {seen}")
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+        return seen
+
+    def refresh(self) -> int:
+        """Let all bindings switch now, between two forwards; the version in use afterwards.
+
+        Contract: waits at most 100 ms for running forwards; if they go on, they switch at their next entry.
+        """
+        self._check_open()
+        for binding in list(self._bindings):
+            binding.refresh()
+        return self._used
+
+    def close(self) -> None:
+        """Unbind all modules (they keep their values), end the leases, unmap. A second call does nothing."""
+        for binding in list(self._bindings):
+            binding.unbind()
+        with self._mutex:
+            self._closed()
+            self._data = None
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise ShmSyncError("A subscriber belongs to its process; send its .handle and make another Subscriber there")
+
+    # --- for bindings and leases of this package
+
+    def has_news(self, word: int) -> bool:
+        """Whether the rows point to something newer than `word`. The hot path: no system call, no lock."""
+        data = self._data
+        if data is None:
+            return bool(self._data_word[0]) and self._find_data() is not None
+        return data.newest() > word
+
+    def switch(self, bound: slots.Bound, point: Callable[[list[Tensor], int, int], None]) -> int:
+        """Move a binding to the newest slot; `point` gets its tensors, and from and to which address it is mapped."""
+        data = self._find_data()
+        if data is None:
+            return 0
+        before = bound.word
+
+        def pointed(word: int) -> None:
+            mapped = self._slot(slots.slot_of(word))
+            point(mapped.tensors, *mapped.span)
+
+        word = self._run(slots.switch(data.holder, bound), pointed)
+        if word != before:
+            self._uses(slots.version_of(word))
+        return word
+
+    def release(self, bound: slots.Bound) -> None:
+        """End a binding's lease, after its parameters have left the slot."""
+        if bound.word and self._data is not None:
+            slot, bound.word = slots.slot_of(bound.word), 0
+            self._run(slots.release(self._data.holder, slot))
+
+    def ran(self) -> None:
+        """Count a forward."""
+        self._forwards += 1
+        self._line.ran(self._forwards)
+
+    def _uses(self, version: int) -> None:
+        self._used = version
+        self._line.saw(version)
+        self._line.switched(version)
+
+    def _layout(self) -> Layout:
+        return self._data_now().head.layout
+
+    def _data_now(self) -> _Data:
+        data = self._find_data()
+        if data is None:
+            raise ChannelClosed("The subscriber is closed")
+        return data
+
+    def _find_data(self) -> _Data | None:
+        if self._data is None and self._closed.alive and self._data_word[0]:
+            with self._mutex:
+                if self._data is None:
+                    self._data = _Data(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
+        return self._data
+
+    def _slot(self, slot: int) -> _MappedSlot:
+        """The slot in this process's memory. Only under a lease: reading a slot without memory would give it some."""
+        mapped = self._data_now().map(slot)
+        if mapped.moved():
+            if not self._warned_moved:
+                self._warned_moved = True
+                warnings.warn(
+                    "Mapped weights were moved out of the channel, by share_memory() or by sending them through "
+                    "torch.multiprocessing; they are mapped again. Send clones instead",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            mapped.rebuild(self._layout())
+        return mapped
+
+    def _run(self, steps: slots.Steps[int] | slots.Steps[None], point: Callable[[int], None] | None = None) -> Any:
+        return slots.drive(steps, _Performer(self, self._data_now(), point).perform)
+
+    def _release_later(self, slot: int, mapped: _MappedSlot) -> None:
+        """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""
+        self._released.append(slot)
+        if self._mutex.acquire(blocking=False):
+            self._leave()
+
+    def _leave(self) -> None:
+        self._mutex.release()
+        while self._released and self._data is not None and self._mutex.acquire(blocking=False):
+            try:
+                slot = self._released.popleft()
+                holder, self_locks = self._data.holder, self._locks
+                holder.counts[slot] -= 1
+                if not holder.counts[slot]:
+                    del holder.counts[slot]
+                    self_locks.unlock(slot)
+            except IndexError:  # another thread took the last one
+                pass
+            finally:
+                self._mutex.release()
+
+    def _drop_private(self, slot: int) -> None:
+        mapped = self._data.mapped.get(slot) if self._data else None
+        if mapped is None or mapped.mapping is None:
+            return
+        written = self._pages.drop(mapped.mapping)
+        if written is not None and len(written) and not self._warned_written:
+            self._warned_written = True
+            first, page = int(written[0]), os.sysconf("SC_PAGE_SIZE")
+            keys = [
+                leaf.key for leaf in self._layout() if leaf.offset < first + page and leaf.offset + leaf.nbytes > first
+            ]
+            warnings.warn(
+                f"This process (pid {self._pid}) wrote to shared weights near `{keys[0] if keys else '?'}`. Nobody else saw that, "
+                "and the published weights are back. Write to a copy, or bind with mode='copy'",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _check_open(self) -> None:
+        if not self._closed.alive:
+            raise ChannelClosed(f"Subscriber {self.name!r} is closed")
+        if os.getpid() != self._pid:
+            raise ShmSyncError(
+                f"Subscriber {self.name!r} belongs to process {self._pid}; make another one in process {os.getpid()}"
+            )
+
+
+class _Data:
+    """DATA as a subscriber sees it: rows and slot table shared and read-only, slots mapped when first met."""
+
+    def __init__(self, pid: int, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
+        self.fd = segment.open_remote(pid, fd, os.O_RDONLY)
+        self._end = weakref.finalize(self, os.close, self.fd)
+        size = os.fstat(self.fd).st_size
+        first = os.pread(self.fd, wire.PAGE, 0)
+        self.head = wire.parse_data(os.pread(self.fd, wire.head_nbytes(first), 0), size)
+        if (self.head.nonce, self.head.slots, self.head.rows) != (ctl.nonce, ctl.slots, ctl.subscribers + 1):
+            raise ChannelCorrupt("The data segment is not the one that the control segment names")
+        self._top = segment.map_readonly(self.fd, 0, self.head.slots_offset)
+        self.rows = self._top.words(self.head.rows_offset, self.head.rows)
+        self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
+        own = slots.EVERYBODY if worker_id is None else worker_id + 1
+        self._own = own
+        self.holder = slots.Holder(rows=(slots.EVERYBODY,) if own == slots.EVERYBODY else (slots.EVERYBODY, own))
+        self.mapped: dict[int, _MappedSlot] = {}
+
+    def newest(self) -> int:
+        """The word that this subscriber follows."""
+        everybody, own = self.rows[0], self.rows[self._own]
+        return everybody if everybody > own else own
+
+    def slot_version(self, slot: int) -> int:
+        if slot >= self.head.slots:
+            raise ChannelCorrupt(f"A row points to slot {slot}, but the channel has {self.head.slots}")
+        return self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8)]
+
+    def map(self, slot: int) -> _MappedSlot:
+        mapped = self.mapped.get(slot)
+        if mapped is None:
+            mapping = None
+            if self.head.layout.slot_nbytes:
+                mapping = segment.map_private(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
+                mapping.populate(segment.MADV_POPULATE_READ)
+            mapped = self.mapped[slot] = _MappedSlot(mapping, self.head.layout)
+        return mapped
+
+
+class _Performer:
+    """Performs the subscriber's operations of the slot protocol on real words and locks."""
+
+    def __init__(self, subscriber: Subscriber, data: _Data, point: Callable[[int], None] | None) -> None:
+        self._subscriber, self._data = subscriber, data
+        self._deadline = 0.0
+        self.enter = subscriber._mutex.acquire
+        self.leave = subscriber._leave
+        self.try_shared = subscriber._locks.try_shared
+        self.unlock = subscriber._locks.unlock
+        self.load_slot_version = data.slot_version
+        self.drop_private = subscriber._drop_private
+        self.point = point
+
+    def perform(self, operation: tuple[Any, ...]) -> Any:
+        return getattr(self, operation[0])(*operation[1:])
+
+    def load_row(self, row: int) -> int:
+        return self._data.rows[row]
+
+    def again(self, word: int) -> None:
+        """The row has moved on meanwhile. If it never does, the shared bytes are damaged."""
+        if not self._deadline:
+            self._deadline = time.monotonic() + _PATIENCE_SECONDS
+        elif time.monotonic() > self._deadline:
+            raise ChannelCorrupt(
+                f"A row points to version {slots.version_of(word)} in slot {slots.slot_of(word)}, which could not be leased for {_PATIENCE_SECONDS} s"
+            )
+        time.sleep(0)
+
+
+def _nested(layout: Layout, tensors: list[Tensor]) -> TensorDict:
+    flat = {key: tensor for leaf, tensor in zip(layout, tensors, strict=True) for key in leaf.keys}
+    tree: dict[str, Any] = {}
+    for key, tensor in flat.items():
+        *path, name = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                return TensorDict(flat).lock_()  # `a` and `a.b` are both leaves: no nesting shows that
+        if name in node:
+            return TensorDict(flat).lock_()
+        node[name] = tensor
+    return TensorDict(tree).lock_()
+
+
+def _close(locks: Locks, pages: PrivatePages) -> None:
+    locks.close()
+    pages.close()

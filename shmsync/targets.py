@@ -1,0 +1,175 @@
+"""The targets of a binding: where a module's tensors are, and how they get a version's values.
+
+Each parameter is either *mapped* (its data becomes a view of the slot) or *copied* (it keeps its storage). Buffers are
+always copied: a worker may write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from .copying import copy_all
+from .errors import BindingError, BindingLost, LayoutMismatch
+from .layout import Layout, Leaf
+from .outputs import Aliases
+from .weights import Place, identity, places
+
+MODES = ("auto", "map", "copy")
+
+
+class Target(NamedTuple):
+    """One tensor of a module and the number of its leaf."""
+
+    place: Place
+    leaf: int
+    tensor: Tensor
+
+
+class Targets:
+    """All tensors of one binding's modules, matched with the channel's leaves.
+
+    ``models``: modules by name ("" for a channel of one model). ``mode``: "auto", "map" or "copy".
+    Raises LayoutMismatch or BindingError, naming every key that does not fit. Contract: changes nothing by itself.
+    """
+
+    def __init__(self, layout: Layout, models: Mapping[str, nn.Module], mode: str) -> None:
+        self._layout, self._models, self._mode = layout, models, mode
+        self._mapped: list[Target] = []
+        self._resolve()
+
+    @property
+    def mode(self) -> str:
+        """ "map" if any parameter is mapped, else "copy"; what was asked for, if there are no parameters."""
+        if self._mapped:
+            return "map"
+        return "copy" if self._copied or self._mode == "copy" else "map"
+
+    def point(self, tensors: list[Tensor]) -> None:
+        """Give all targets the values of one version's tensors: mapped ones alias them, the others copy them.
+
+        Raises BindingLost before anything has changed.
+        """
+        self._follow_module()
+        for target in self._mapped:
+            target.tensor.data = tensors[target.leaf]
+        copied = self._copied + self._buffers
+        copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
+        self._addresses = _addresses(self._unique)
+
+    def detach(self) -> None:
+        """Give mapped parameters memory of their own, with the values that they show now; tied ones stay tied."""
+        _privatize(self._mapped)
+
+    def aliases(self, begin: int, end: int) -> Aliases:
+        """What outputs must not alias, for the slot mapped from `begin` to `end`."""
+        storages = {target.tensor.untyped_storage().data_ptr() for target in self._copied + self._buffers}
+        return Aliases(begin, end, frozenset(storages - {0}))
+
+    def _resolve(self) -> None:
+        """Match the modules' tensors, as they are now, with the leaves."""
+        self._all = self._matched()
+        # Tied parameters are one object under several names: it is pointed once.
+        unique = list({id(target.tensor): target for target in self._all}.values())
+        self._buffers = [t for t in unique if t.place.is_buffer]
+        self._mapped = [t for t in unique if not t.place.is_buffer and self._maps(t)]
+        self._copied = [t for t in unique if not t.place.is_buffer and not self._maps(t)]
+        self._unique = self._mapped + self._copied + self._buffers
+        self._addresses = _addresses(self._unique)
+
+    def _matched(self) -> list[Target]:
+        found, unexpected, differing = [], [], {}
+        for place in (place for prefix, module in self._models.items() for place in places(module, prefix)):
+            number = self._layout.index.get(place.key)
+            if number is None:
+                unexpected += [] if place.optional else [place.key]
+                continue
+            target = Target(place, number, place.table[place.name])
+            if text := self._misfit(self._layout.leaves[number], target.tensor):
+                differing[place.key] = text
+            found.append(target)
+        missing = self._missing({target.leaf for target in found})
+        if unexpected or missing or differing:
+            raise LayoutMismatch(
+                f"The module does not fit the {len(self._layout)} leaves of the channel",
+                unexpected=unexpected,
+                missing=missing,
+                differing=differing,
+            )
+        self._check_mode(found)
+        _check_ties(found)
+        return found
+
+    def _missing(self, matched: set[int]) -> list[str]:
+        """Leaves of the bound models that no tensor was found for. Other models of the channel may stay unbound."""
+        prefixes = tuple(f"{name}." if name else "" for name in self._models)
+        ours = (leaf for i, leaf in enumerate(self._layout) if i not in matched and not leaf.optional)
+        return [leaf.key for leaf in ours if any(key.startswith(prefixes) for key in leaf.keys)]
+
+    def _misfit(self, leaf: Leaf, tensor: Tensor) -> str | None:
+        if isinstance(tensor, UninitializedTensorMixin):
+            return "a lazy parameter without a shape; run one forward before binding"
+        if tensor.is_meta:
+            return "on the meta device; give the module memory first (to_empty)"
+        if tuple(tensor.shape) != leaf.shape:
+            return f"expected shape {leaf.shape}, got {tuple(tensor.shape)}"
+        castable = tensor.is_floating_point() and leaf.dtype.is_floating_point and (leaf.cast or self._mode == "copy")
+        if tensor.dtype != leaf.dtype and not castable:
+            return f"expected dtype {leaf.dtype}, got {tensor.dtype}; only the publisher's dtype= or mode='copy' casts"
+        return None
+
+    def _maps(self, target: Target) -> bool:
+        fits = target.tensor.dtype == self._layout.leaves[target.leaf].dtype and target.tensor.device.type == "cpu"
+        return fits and self._mode != "copy"
+
+    def _check_mode(self, found: Iterable[Target]) -> None:
+        cannot = [t for t in found if self._mode == "map" and not t.place.is_buffer and not self._maps(t)]
+        if cannot:
+            lines = [
+                f"  - `{t.place.key}`: a {t.tensor.dtype} on {t.tensor.device} cannot alias {self._layout.leaves[t.leaf].dtype} on the host"
+                for t in cannot
+            ]
+            raise BindingError("mode='map' is not possible, use mode='copy':\n" + "\n".join(lines))
+
+    def _follow_module(self) -> None:
+        """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
+        if all(_now(t.place) is t.tensor for t in self._all) and _addresses(self._unique) == self._addresses:
+            return
+        before = self._mapped
+        try:
+            self._resolve()
+        except (LayoutMismatch, BindingError) as error:
+            raise BindingLost(f"The bound parameters are no longer the module's own. {error}") from error
+        kept = {id(target.tensor) for target in self._mapped}
+        _privatize([target for target in before if id(target.tensor) not in kept])
+
+
+def _now(place: Place) -> Any:
+    return place.table[place.name] if place.name in place.table else None
+
+
+def _addresses(targets: list[Target]) -> list[int]:
+    return [target.tensor.data_ptr() for target in targets]
+
+
+def _privatize(targets: Iterable[Target]) -> None:
+    private: dict[tuple[Any, ...], Tensor] = {}
+    for target in targets:
+        shared = identity(target.tensor.data)
+        if shared not in private:
+            private[shared] = target.tensor.data.clone()
+        target.tensor.data = private[shared]
+
+
+def _check_ties(found: Iterable[Target]) -> None:
+    first: dict[int, Target] = {}
+    for target in found:
+        other = first.setdefault(id(target.tensor), target)
+        if other.leaf != target.leaf:
+            raise LayoutMismatch(
+                f"`{other.place.key}` and `{target.place.key}` are one tensor in this module, but two leaves in the channel; "
+                "make the publisher from the module itself, so that it knows the tie"
+            )

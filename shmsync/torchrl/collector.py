@@ -1,0 +1,161 @@
+"""A torchrl collector in a worker: its policy bound to the channel, with the gate where its rollout calls the policy.
+
+Known by what it has, not by its class, so that every torchrl release that has these parts will do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDict
+from torch import nn
+
+from .. import remote
+from ..binding import Binding
+from ..errors import BindingError
+from ..subscriber import Subscriber
+
+# The attribute that a rollout reads at every step.
+_CALLED_POLICY = "_wrapped_policy_maybe_compiled"
+
+
+class PolicyProxy:
+    """Stands where the collector's rollout finds its policy: each call is a forward through the gate.
+
+    It is no part of the policy, so neither pickling nor deepcopying nor compiling the policy meets it.
+    """
+
+    def __init__(self, binding: Binding, policy: Callable[..., Any]) -> None:
+        self.__dict__["_binding"], self.__dict__["_policy"] = binding, policy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._binding.call(self._policy, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_policy"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._policy, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._policy)
+
+
+class CollectorAttachment:
+    """Binds a collector's policy.
+
+    While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is set: so
+    the stamp of each step is the version that its forward used. While it rests, or makes random steps without a forward,
+    a notification switches at once.
+    """
+
+    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
+        self.target, self._subscriber = collector, subscriber
+        self._running = 0
+        self._lock = threading.Lock()
+        policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
+        self._binding = Binding(subscriber, {"": policy}, wrap=False)
+        self._binding.at_entry(self._stamp)
+        self._own = collector._wrapped_policy
+        setattr(collector, _CALLED_POLICY, PolicyProxy(self._binding, self._own))
+        self._methods = {name: getattr(collector, name) for name in ("next", "shutdown")}
+        collector.next, collector.shutdown = self._next, self._shutdown
+        if hasattr(collector, "policy_weights"):
+            # It would keep the storages from before the binding alive, a second private copy of the weights.
+            collector.policy_weights = TensorDict.from_module(policy)
+
+    def notified(self) -> remote.Answer:
+        with self._lock:
+            at_once = not self._running or self._steps_at_random()
+        if at_once:
+            self._binding.refresh()
+        return self._binding.version, self._subscriber.seen
+
+    def close(self) -> None:
+        setattr(self.target, _CALLED_POLICY, self._own)
+        for name, method in self._methods.items():
+            setattr(self.target, name, method)
+        self._subscriber.close()
+
+    def _stamp(self, version: int) -> None:
+        tracker = getattr(self.target, "policy_version_tracker", None)
+        if tracker is not None and hasattr(tracker, "version"):
+            tracker.version = version
+
+    def _steps_at_random(self) -> bool:
+        frames = getattr(self.target, "init_random_frames", None) or 0
+        return bool(getattr(self.target, "_frames", 0) < frames)
+
+    def _next(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            self._running += 1
+        try:
+            return self._methods["next"](*args, **kwargs)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        shutdown = self._methods["shutdown"]
+        remote.forget(self.target)
+        return shutdown(*args, **kwargs)
+
+
+class OuterAttachment:
+    """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch."""
+
+    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
+        self.target, self._subscriber = collector, subscriber
+
+    def notified(self) -> remote.Answer:
+        inner = [
+            line.used
+            for line in self._subscriber.peers()
+            if line.worker_id == self._subscriber.worker_id and line.pid != os.getpid()
+        ]
+        return min(inner, default=0), self._subscriber.seen
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+
+class CopyingAttachment:
+    """A collector with inner processes that could not be reached when they started: it passes each version on itself."""
+
+    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
+        self.target, self._subscriber = collector, subscriber
+        self._passed_on = 0
+
+    def notified(self) -> remote.Answer:
+        if self._subscriber.seen > self._passed_on:
+            with self._subscriber.lease() as lease:
+                self.target.update_policy_weights_(lease.weights)
+                self._passed_on = lease.version
+        return self._passed_on, self._subscriber.seen
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+
+def attachment(target: Any, subscriber: Subscriber) -> remote.Attachment:
+    """The right attachment for an object: a collector, a collector of collectors, a module or what has one."""
+    from .receiver import Receiver
+
+    schemes = getattr(target, "_weight_sync_schemes", None) or {}
+    if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
+        return OuterAttachment(target, subscriber)
+    if hasattr(target, _CALLED_POLICY):
+        return CollectorAttachment(target, subscriber)
+    if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
+        return CopyingAttachment(target, subscriber)
+    if hasattr(target, "policy") or isinstance(target, nn.Module):
+        return remote.ModuleAttachment(target, subscriber)
+    raise BindingError(f"Expected a collector, a module, or an object with a policy, got {type(target).__qualname__}")
+
+
+def attach(rref: Any, handle_text: str, worker_id: int) -> remote.Answer:
+    """RPC entry: attach the collector that `rref` owns here, and answer as for a notification."""
+    return remote.attach_object(rref.local_value(), handle_text, worker_id, attachment).notified()

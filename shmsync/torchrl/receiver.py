@@ -1,0 +1,108 @@
+"""The receiver: rides into a collector's constructor as if it were a weight-sync scheme, and attaches it there.
+
+So a worker, and each inner process of a Multi*Collector, is bound before its first forward, without a message.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import remote
+from ..errors import ShmSyncError
+from ..handle import Handle
+from ..subscriber import Subscriber
+from ..weights import places
+from .collector import attachment
+
+
+class Receiver:
+    """What torchrl takes for a receiving weight-sync scheme; it carries a channel's handle and a worker id.
+
+    Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
+    """
+
+    def __init__(self, handle_text: str, worker_id: int) -> None:
+        self._handle_text, self._worker_id = handle_text, worker_id
+        self._reset()
+
+    def _reset(self) -> None:
+        self.initialized_on_sender = self.initialized_on_receiver = False
+        self.synchronized_on_sender = self.synchronized_on_receiver = False
+        self._context: Any = None
+        self.model: Any = None
+
+    @property
+    def context(self) -> Any:
+        """The collector, once it is there. Setting it attaches the collector."""
+        return self._context() if self._context is not None else None
+
+    @context.setter
+    def context(self, collector: Any) -> None:
+        self._context = None if collector is None else weakref.ref(collector)
+        if collector is not None and self.initialized_on_receiver:
+            self._attach(collector)
+
+    def init_on_sender(self, **kwargs: Any) -> None:
+        """In the parent of inner processes: they find the channel themselves, so there is nothing to do."""
+        self.initialized_on_sender = True
+
+    def init_on_receiver(self, *, context: Any = None, model: Any = None, **kwargs: Any) -> None:
+        """In the process that runs the policy: with its collector, or before that with the bare policy."""
+        self.initialized_on_receiver = True
+        self.model, self.context = model, context
+
+    def connect(self, **kwargs: Any) -> None:
+        """Give a bare policy its first values; a collector is attached already."""
+        if not self.initialized_on_receiver:
+            self.synchronized_on_sender = True
+            return
+        if self.context is None and isinstance(self.model, nn.Module):
+            # Collectors run the policy once in their constructor, before they can be attached.
+            _materialize(self.model)
+            with Subscriber(Handle.parse(self._handle_text), worker_id=self._worker_id) as subscriber:
+                subscriber.bind(self.model, mode="copy").unbind()
+        self.synchronized_on_receiver = True
+
+    def prepare_weights(self, weights: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the interface wants it."""
+        return weights
+
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        """Raises ShmSyncError: the weights of this collector come from the trainer."""
+        raise ShmSyncError(
+            f"The inner processes of worker {self._worker_id} follow the trainer's channel; push weights in the trainer, not here"
+        )
+
+    def receive(self, *args: Any, **kwargs: Any) -> None:
+        """A hint that there may be news."""
+        remote.notify(Handle.parse(self._handle_text).nonce, self._worker_id, 0)
+
+    def shutdown(self) -> None:
+        """Nothing to end: the attachment ends with its collector."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_handle_text": self._handle_text, "_worker_id": self._worker_id}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _attach(self, collector: Any) -> None:
+        remote.attach_object(collector, self._handle_text, self._worker_id, attachment)
+
+
+def _materialize(module: nn.Module) -> None:
+    """Give meta tensors memory, tied ones together: a Multi*Collector sends policies without values to its processes."""
+    made: dict[int, torch.Tensor] = {}
+    for place in places(module):
+        old = place.table[place.name]
+        if not old.is_meta:
+            continue
+        if id(old) not in made:
+            real = torch.empty_like(old, device="cpu")
+            made[id(old)] = real if place.is_buffer else nn.Parameter(real, requires_grad=old.requires_grad)
+        place.table[place.name] = made[id(old)]

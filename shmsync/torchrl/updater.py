@@ -1,0 +1,362 @@
+"""RPCWeightUpdater: the drop-in for torchrl's class of that name."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+import warnings
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from ..errors import ChannelClosed, NothingPublished, PushError, PushTimeout, ShmSyncError
+from ..publisher import Publication, Publisher
+from . import ids
+from .base import UpdaterBase
+from .messenger import Messenger
+from .receiver import Receiver
+from .report import Lag, PushReport, WorkerReport
+
+NOTIFY = ("rpc", "memory")
+
+
+class RPCWeightUpdater(UpdaterBase):
+    """Pushes policy weights to collectors in other processes of this machine through shared memory.
+
+    A drop-in for ``torchrl.collectors.distributed.RPCWeightUpdater``: pass the class itself,
+    ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with torchrl's five arguments or none of them.
+    Everything that is not given is taken from the collector when it is needed.
+
+    ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" sends each addressed worker one small message
+    and, with ``wait=True``, awaits its answer; "memory" sends nothing after a worker has attached, workers see the news in
+    shared memory at their next forward. ``dtype``: store floating leaves as this dtype. ``max_workers``: room for
+    subscribers, inner processes included.
+
+    Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never moved or
+    shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep their weights.
+    """
+
+    def __init__(
+        self,
+        collector_infos: Any = None,
+        collector_class: Any = None,
+        collector_rrefs: Any = None,
+        policy_weights: Any = None,
+        num_workers: int | None = None,
+        *,
+        timeout: float = 60.0,
+        notify: str = "rpc",
+        dtype: torch.dtype | None = None,
+        max_workers: int = 256,
+    ) -> None:
+        super().__init__()
+        if notify not in NOTIFY:
+            raise ShmSyncError(f"Expected notify as one of {NOTIFY}, got {notify!r}")
+        if not timeout > 0:
+            raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
+        self.collector_infos, self.collector_class, self.collector_rrefs = (
+            collector_infos,
+            collector_class,
+            collector_rrefs,
+        )
+        self.policy_weights, self._num_workers = policy_weights, num_workers
+        self.timeout, self.notify = timeout, notify
+        self._options = {"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout}
+        self._publisher: Publisher | None = None
+        self._messenger: Messenger | None = None
+        self._mutex = threading.RLock()
+        self._closed = False
+        self._report: PushReport | None = None
+        self._unanswered: dict[int, Any] = {}
+
+    @classmethod
+    def from_policy(cls, policy: Any) -> RPCWeightUpdater | None:
+        """An updater for a policy's weights, or None if it has none."""
+        return cls(policy_weights=policy) if isinstance(policy, torch.nn.Module) else None
+
+    # --- what a collector and a user call
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are; 0 before the collector is known."""
+        if self._num_workers:
+            return self._num_workers
+        collector = self.collector
+        known = getattr(collector, "num_workers", None)
+        return int(known) if known is not None else len(self.collector_rrefs or ())
+
+    def all_worker_ids(self) -> list[int]:
+        """0 .. num_workers - 1."""
+        return list(range(self.num_workers))
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 = nothing yet."""
+        return self._publisher.version if self._publisher else 0
+
+    @property
+    def last_push(self) -> PushReport | None:
+        """What the last push did; with ``wait=False`` its answers come in as they arrive."""
+        with self._mutex:
+            if self._report is not None and self._unanswered and self._messenger is not None:
+                self._report.workers.update(self._messenger.peek(self._unanswered))
+            return self._report
+
+    def register_collector(self, collector: Any) -> None:
+        """Register the collector: publish its policy's weights and give its workers-to-be the channel's handle.
+
+        Raises ShmSyncError if the updater serves another collector already, UnsupportedLeaf if the weights can't be shared.
+        """
+        super().register_collector(collector)
+        with self._mutex:
+            if self.policy_weights is None and getattr(collector, "policy", None) is not None:
+                self.policy_weights = _weights_of(collector)
+            self._publish_first()
+            _inject(collector, str(self._open().handle))
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Attach all workers and give them the current weights.
+
+        Raises PushError if a worker can't attach.
+        """
+        with self._mutex:
+            self._publish_first()
+            if self.num_workers:
+                self._tell(self.all_worker_ids(), wait=True, force=True)
+
+    def push_weights(
+        self,
+        weights: Any = None,
+        worker_ids: Any = None,
+        *,
+        policy_or_weights: Any = None,
+        wait: bool = True,
+        partial: bool = False,
+    ) -> None:
+        """Publish weights to all workers or to some.
+
+        ``weights`` (or ``policy_or_weights``): a module, TensorDict or dict; None = the server's. ``worker_ids``: None, an
+        int, a torch.device, or several of these. ``wait``: for the workers' answers. ``partial``: only some leaves are given.
+
+        Raises WorkerIdError, LayoutMismatch, UnsupportedLeaf, NothingPublished before anything is written or sent; PushError
+        (PushTimeout) naming the workers that did not confirm within ``timeout``, when the others are up to date.
+        Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it.
+        """
+        given = policy_or_weights if weights is None else weights
+        with self._mutex:
+            self._check_open()
+            workers = self._resolve(worker_ids)
+            workers = None if workers is None else [worker for worker in workers if not self._skip_update(worker)]
+            if workers == []:
+                return
+            source = self._maybe_map_weights(self._server_weights(given))
+            addressed = self.all_worker_ids() if workers is None else workers
+            self._publish(source, workers, partial)
+            errors = self._notify_workers(addressed, source, wait)
+        for hook in self.post_hooks:
+            hook()
+        if errors:
+            _raise(self.version, errors)
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """`push_weights` under its older name."""
+        self.push_weights(*args, **kwargs)
+
+    def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **kwargs: Any) -> None:
+        """What the collector calls. With `policy_factory` only, nothing happens until weights have been given once."""
+        if policy_or_weights is None and kwargs.get("weights") is None and self._has_no_weights():
+            return
+        self.push_weights(kwargs.pop("weights", None) or policy_or_weights, worker_ids, **kwargs)
+
+    def lag(self) -> Lag:
+        """How many versions each attached worker is behind what is addressed to it, by the roster."""
+        with self._mutex:
+            publisher = self._open()
+            lags: dict[int, int] = {}
+            for line in publisher.subscribers():
+                if line.worker_id is not None:
+                    behind = max(0, publisher.addressed(line.worker_id) - line.used)
+                    lags[line.worker_id] = max(behind, lags.get(line.worker_id, 0))
+        values = list(lags.values()) or [0]
+        return Lag(min(values), sum(values) / len(values), max(values), dict(sorted(lags.items())))
+
+    def close(self) -> None:
+        """Let the workers' policies go (they keep their values) and end the channel. A second call does nothing.
+
+        Contract: ends within ``timeout``, whatever the workers do.
+        """
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            if self._messenger is not None and _rpc_running():
+                self._messenger.detach(self.timeout)
+            if self._publisher is not None:
+                self._publisher.close()
+
+    def __enter__(self) -> RPCWeightUpdater:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the extension points that subclasses override
+
+    def _get_server_weights(self) -> Any:
+        """The weights that a push without weights sends."""
+        return self.policy_weights
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: Any) -> None:
+        """Tell one worker of the published weights. Where a subclass overrides this, it is called for each worker."""
+        errors = self._tell([worker_id], wait=True)
+        if errors:
+            _raise(self.version, errors)
+
+    # --- how it is done
+
+    def _server_weights(self, given: Any) -> Any:
+        if given is not None:
+            if self._is_empty(self.policy_weights):
+                self.policy_weights = given
+            return given
+        weights = self._get_server_weights()
+        if weights is None or self._has_no_weights():
+            raise NothingPublished(
+                "There are no weights to push: the collector has a policy_factory and no policy. Give push_weights() the trainer's "
+                "module or TensorDict the first time; that fixes the layout"
+            )
+        return weights
+
+    def _has_no_weights(self) -> bool:
+        """With `policy_factory` only there is no policy. A policy without parameters has weights: none."""
+        collector = self.collector
+        factory_only = collector is not None and getattr(collector, "policy", None) is None
+        return self.policy_weights is None or (factory_only and self._is_empty(self.policy_weights))
+
+    def _resolve(self, worker_ids: Any) -> list[int] | None:
+        """None = everybody, which is one store for all of them."""
+        if worker_ids is None:
+            return None
+        return ids.resolve(worker_ids, self.num_workers, self._devices())
+
+    def _devices(self) -> list[torch.device]:
+        given = getattr(self.collector, "policy_device", None)
+        devices = list(given) if isinstance(given, (list, tuple)) else [given] * self.num_workers
+        return [torch.device("cpu" if device is None else device) for device in devices]
+
+    def _open(self) -> Publisher:
+        self._check_open()
+        if self._publisher is None:
+            self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
+            self._messenger = Messenger(self._publisher.handle, self._rref)
+        return self._publisher
+
+    def _publish_first(self) -> None:
+        publisher = self._open()
+        if publisher.version == 0 and not self._has_no_weights():
+            self._publish(self._maybe_map_weights(self._server_weights(None)), None, False)
+
+    def _publish(self, source: Any, workers: list[int] | None, partial: bool) -> Publication:
+        publisher = self._open()
+        done = publisher.publish(source, worker_ids=workers, partial=partial)
+        self._report = PushReport(done.version, done.nbytes, done.leaves, {"copy": done.seconds})
+        self._unanswered = {}
+        return done
+
+    def _notify_workers(self, workers: list[int], source: Any, wait: bool) -> dict[int, BaseException]:
+        if type(self)._sync_weights_with_worker is RPCWeightUpdater._sync_weights_with_worker:
+            return self._tell(workers, wait)
+        errors: dict[int, BaseException] = {}
+        for worker in workers:
+            try:
+                self._sync_weights_with_worker(worker_id=worker, server_weights=source)
+            except PushError as error:
+                errors.update(error.errors)
+        return errors
+
+    def _tell(self, workers: list[int], wait: bool, force: bool = False) -> dict[int, BaseException]:
+        """Notify workers, and await their answers if asked; the errors of those that did not confirm."""
+        begin = time.perf_counter()
+        deadline = time.monotonic() + self.timeout
+        messenger, version = self._messenger, self.version
+        assert messenger is not None
+        if self.notify == "memory" and not force:
+            told = messenger.unattached(workers)
+        else:
+            told = workers
+        futures = messenger.send(told, version, self.timeout)
+        report = self._report or PushReport(version, 0, 0)
+        self._report = report
+        report.workers.update({worker: WorkerReport() for worker in workers})
+        report.notification_nbytes += len(told) * messenger.message_nbytes(version)
+        if wait:
+            report.workers.update(messenger.collect(futures, version, deadline))
+        else:
+            self._unanswered.update(futures)
+        report.seconds["notify"] = report.seconds.get("notify", 0.0) + time.perf_counter() - begin
+        return {w: report.workers[w].error for w in workers if report.workers[w].error is not None}  # type: ignore[misc]
+
+    def _rref(self, worker: int) -> Any:
+        """Late: the collector registers this updater before its workers exist."""
+        rrefs = self.collector_rrefs or getattr(self.collector, "collector_rrefs", None)
+        if not rrefs:
+            raise ShmSyncError(f"Worker {worker} has no RRef yet: the collector has not started its workers")
+        return rrefs[worker]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ChannelClosed("This RPCWeightUpdater is closed")
+
+
+def _raise(version: int, errors: dict[int, BaseException]) -> None:
+    timed_out = any(isinstance(error, TimeoutError) for error in errors.values())
+    raise (PushTimeout if timed_out else PushError)(version, errors)
+
+
+def _weights_of(collector: Any) -> Any:
+    """The trainer's module, which knows its ties and which buffers are persistent; else the weights that torchrl extracted."""
+    policy = collector.policy
+    return policy if isinstance(policy, torch.nn.Module) else getattr(collector, "policy_weights", None)
+
+
+def _inject(collector: Any, handle_text: str) -> None:
+    """Let each worker's collector be built with a receiver, where this torchrl release takes one and the user gave none."""
+    kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
+    if not isinstance(kwargs, list) or not inspect.isclass(kind):
+        return
+    # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
+    name = "weight_sync_schemes" if hasattr(kind, "_run_processes") else "weight_recv_schemes"
+    if name not in inspect.signature(kind.__init__).parameters:
+        return
+    for worker, given in enumerate(kwargs):
+        mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
+        if mine:
+            given[name] = {"policy": Receiver(handle_text, worker)}
+
+
+def _is_torchrls_own(schemes: Any) -> bool:
+    """RPCCollector itself puts this in where a policy_factory feeds inner processes; ours takes its place."""
+    return list(schemes) == ["policy"] and type(schemes["policy"]).__name__ == "SharedMemWeightSyncScheme"
+
+
+def _rpc_running() -> bool:
+    return bool(rpc.api._is_current_rpc_agent_set())  # type: ignore[attr-defined]
+
+
+def _register_with_torchrl() -> None:
+    """Make it an instance of torchrl's base class, without inheriting its deprecation warning."""
+    if find_spec("torchrl") is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
+        from torchrl.collectors.distributed import RPCWeightUpdater as Theirs
+    Theirs.register(RPCWeightUpdater)
+
+
+_register_with_torchrl()
