@@ -45,16 +45,18 @@ warnings.filterwarnings("ignore", message="You are using a Backend", category=Us
 
 
 def make_updater(args: argparse.Namespace) -> Callable[[], Any]:
-    """What goes into `weight_updater=`: the class."""
+    """What goes into `weight_updater=`: with shmsync the class, and nothing else."""
     if args.updater == "torchrl":
         return late_torchrl_updater
     from shmsync import RPCWeightUpdater
 
-    return RPCWeightUpdater if args.notify == "rpc" else partial(RPCWeightUpdater, notify=args.notify)
+    if args.notify == "rpc":
+        return RPCWeightUpdater
+    return partial(RPCWeightUpdater, notify=args.notify)
 
 
 def late_torchrl_updater() -> Any:
-    """torchrl's own updater, whose arguments are not known before its workers run: `make_collector()` fills them in."""
+    """torchrl's own updater. Its arguments are known when its workers run: `make_collector()` fills them in."""
     from torchrl.collectors.distributed import RPCWeightUpdater
 
     return RPCWeightUpdater(None, Collector, None, None, WORKERS)
@@ -100,9 +102,9 @@ def running_collector(args: argparse.Namespace, actor: torch.nn.Module) -> Itera
 
 @contextmanager
 def ctrl_c_kept_from_workers() -> Iterator[None]:
-    """Processes started in this block never get the Ctrl-C that a terminal sends to all: ending them is left to this one.
+    """Processes started in this block never get the Ctrl-C that a terminal sends to all of a group.
 
-    Without this they would die on their own, and the trainer would wait in vain for them to join its process group.
+    Ending them is left to this process: if they died on their own while they start, it would wait for them in vain.
     """
     resource_tracker.ensure_running()  # multiprocessing would start it with the first worker, and unblock Ctrl-C
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -126,9 +128,9 @@ def end_workers() -> None:
 
 
 def note_signals() -> list[int]:
-    """Signals that came since, in a list that grows: the first Ctrl-C or SIGTERM asks for an end, a second one enforces it.
+    """A list that grows: the first Ctrl-C or SIGTERM asks for an end after the present batch, a second one enforces it.
 
-    An exception in the middle of `next()` would lose a batch that a worker is still busy with, and it could not leave.
+    An exception in the middle of a batch would make torchrl's collector forget that a worker is still busy with it.
     """
     received: list[int] = []
 
@@ -168,13 +170,7 @@ def push_weights(collector: RPCCollector, version: int) -> Push:
     done = getattr(updater, "last_push", None)  # torchrl's updater doesn't tell
     if done is None:
         return Push(version, seconds)
-    return Push(done.version, seconds, lag_of(updater), done.nbytes, done.notification_nbytes, dict(done.seconds))
-
-
-def lag_of(updater: Any) -> int:
-    """How many versions the slowest worker is behind."""
-    lag = updater.lag()
-    return int(getattr(lag, "max", lag))
+    return Push(done.version, seconds, updater.lag().max, done.nbytes, done.notification_nbytes, done.seconds)
 
 
 def parse_arguments() -> argparse.Namespace:

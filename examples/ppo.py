@@ -40,9 +40,7 @@ def _cartpole() -> EnvBase:
 def make_actor(hidden: int) -> ProbabilisticActor:
     """The policy: this is what the workers run, and whose weights are pushed."""
     module = TensorDictModule(_mlp(hidden, ACTIONS, last_gain=0.01), ["observation"], ["logits"])
-    return ProbabilisticActor(
-        module, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
-    )
+    return ProbabilisticActor(module, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
 
 
 def make_critic() -> ValueOperator:

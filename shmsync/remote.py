@@ -6,6 +6,7 @@ plain numbers travel.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -21,6 +22,7 @@ from .subscriber import Subscriber
 
 # What a worker answers: the version in use, and the newest version that it has seen.
 Answer = tuple[int, int]
+Subscribe = Callable[..., Subscriber]
 
 
 class NotAttached(ChannelError):
@@ -42,9 +44,10 @@ class Attachment(Protocol):
 class ModuleAttachment:
     """A plain module, or the module that is some object's `policy`."""
 
-    def __init__(self, target: Any, subscriber: Subscriber) -> None:
-        self.target, self._subscriber = target, subscriber
-        self._binding: Binding = subscriber.bind(_policy_of(target))
+    def __init__(self, target: Any, subscribe: Subscribe) -> None:
+        policy = _policy_of(target)
+        self.target, self._subscriber = target, subscribe()
+        self._binding: Binding = self._subscriber.bind(policy)
 
     def notified(self) -> Answer:
         used = self._binding.refresh()
@@ -54,7 +57,7 @@ class ModuleAttachment:
         self._subscriber.close()
 
 
-Maker = Callable[[Any, Subscriber], Attachment]
+Maker = Callable[[Any, Subscribe], Attachment]
 
 _attached: dict[tuple[str, int], Attachment] = {}
 _lock = threading.RLock()
@@ -70,12 +73,7 @@ def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = M
         known = _attached.get((handle.nonce, worker_id))
         if known is not None and known.target is target:
             return known
-        subscriber = _subscribe(handle, worker_id)
-        try:
-            made = make(target, subscriber)
-        except BaseException:
-            subscriber.close()
-            raise
+        made = make(target, functools.partial(_subscribe, handle, worker_id))
         _forget(handle.nonce, worker_id)
         _attached[handle.nonce, worker_id] = made
         return made
@@ -116,9 +114,9 @@ def _forget(nonce: str, worker_id: int) -> None:
         old.close()
 
 
-def _subscribe(handle: Handle, worker_id: int) -> Subscriber:
+def _subscribe(handle: Handle, worker_id: int, *, listed: bool = True) -> Subscriber:
     try:
-        return Subscriber(handle, worker_id=worker_id, name=f"worker-{worker_id}")
+        return Subscriber(handle, worker_id=worker_id, name=f"worker-{worker_id}", listed=listed)
     except ChannelUnreachable as error:
         raise ChannelUnreachable(f"Worker {worker_id} on host {socket.gethostname()}: {error}") from None
 

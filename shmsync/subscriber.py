@@ -108,13 +108,16 @@ class Subscriber:
     """Follows a channel: takes leases, and binds modules so that their parameters alias the newest weights.
 
     ``handle``: a Handle or its text. ``worker_id``: also follow what is published to this worker alone. ``name``: for people.
+    ``listed``: take a line in the roster; False for one that only watches others.
 
     Raises ChannelUnreachable, PublisherGone, ChannelCorrupt, SubscribersExhausted, WorkerIdError.
     Contract: copies nothing; never blocks the publisher or another subscriber; may be used from several threads; if
     this process dies, the kernel ends its leases.
     """
 
-    def __init__(self, handle: Handle | str, *, worker_id: int | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, handle: Handle | str, *, worker_id: int | None = None, name: str | None = None, listed: bool = True
+    ) -> None:
         self.handle = Handle.parse(handle) if isinstance(handle, str) else handle
         self.worker_id = worker_id
         self.name = name or f"subscriber-{os.getpid()}"
@@ -131,12 +134,12 @@ class Subscriber:
         self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
         self._closed = weakref.finalize(self, _close, self._locks, self._pages)
         try:
-            self._join()
+            self._join(listed)
         except BaseException:
             self._closed()
             raise
 
-    def _join(self) -> None:
+    def _join(self, listed: bool) -> None:
         fd = segment.reopen(self._locks.fd, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size
@@ -153,7 +156,7 @@ class Subscriber:
                 fd, 0, size, prot=segment.PROT_READ | segment.PROT_WRITE, flags=segment.MAP_SHARED
             )
             # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
-            self._line = roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name)
+            self._line = roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name) if listed else None
         finally:
             os.close(fd)
         self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
@@ -172,7 +175,8 @@ class Subscriber:
         if data is None:
             return 0
         version = slots.version_of(data.newest())
-        self._line.saw(version)
+        if self._line is not None:
+            self._line.saw(version)
         return version
 
     @property
@@ -316,12 +320,14 @@ class Subscriber:
     def ran(self) -> None:
         """Count a forward."""
         self._forwards += 1
-        self._line.ran(self._forwards)
+        if self._line is not None:
+            self._line.ran(self._forwards)
 
     def _uses(self, version: int) -> None:
         self._used = version
-        self._line.saw(version)
-        self._line.switched(version)
+        if self._line is not None:
+            self._line.saw(version)
+            self._line.switched(version)
 
     def _layout(self) -> Layout:
         return self._data_now().head.layout

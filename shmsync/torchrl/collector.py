@@ -5,7 +5,6 @@ Known by what it has, not by its class, so that every torchrl release that has t
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError
-from ..subscriber import Subscriber
 
 # The attribute that a rollout reads at every step.
 _CALLED_POLICY = "_wrapped_policy_maybe_compiled"
@@ -52,12 +50,16 @@ class CollectorAttachment:
     a notification switches at once.
     """
 
-    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
-        self.target, self._subscriber = collector, subscriber
+    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+        self.target, self._subscriber = collector, subscribe()
         self._running = 0
         self._lock = threading.Lock()
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
-        self._binding = Binding(subscriber, {"": policy}, wrap=False)
+        try:
+            self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
+        except BaseException:
+            self._subscriber.close()
+            raise
         self._binding.at_entry(self._stamp)
         self._own = collector._wrapped_policy
         setattr(collector, _CALLED_POLICY, PolicyProxy(self._binding, self._own))
@@ -107,15 +109,12 @@ class CollectorAttachment:
 class OuterAttachment:
     """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch."""
 
-    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
-        self.target, self._subscriber = collector, subscriber
+    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+        self.target, self._subscriber = collector, subscribe(listed=False)
 
     def notified(self) -> remote.Answer:
-        inner = [
-            line.used
-            for line in self._subscriber.peers()
-            if line.worker_id == self._subscriber.worker_id and line.pid != os.getpid()
-        ]
+        worker = self._subscriber.worker_id
+        inner = [line.used for line in self._subscriber.peers() if line.worker_id == worker]
         return min(inner, default=0), self._subscriber.seen
 
     def close(self) -> None:
@@ -125,8 +124,8 @@ class OuterAttachment:
 class CopyingAttachment:
     """A collector with inner processes that could not be reached when they started: it passes each version on itself."""
 
-    def __init__(self, collector: Any, subscriber: Subscriber) -> None:
-        self.target, self._subscriber = collector, subscriber
+    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+        self.target, self._subscriber = collector, subscribe()
         self._passed_on = 0
 
     def notified(self) -> remote.Answer:
@@ -140,19 +139,19 @@ class CopyingAttachment:
         self._subscriber.close()
 
 
-def attachment(target: Any, subscriber: Subscriber) -> remote.Attachment:
+def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
     """The right attachment for an object: a collector, a collector of collectors, a module or what has one."""
     from .receiver import Receiver
 
     schemes = getattr(target, "_weight_sync_schemes", None) or {}
     if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
-        return OuterAttachment(target, subscriber)
+        return OuterAttachment(target, subscribe)
     if hasattr(target, _CALLED_POLICY):
-        return CollectorAttachment(target, subscriber)
+        return CollectorAttachment(target, subscribe)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
-        return CopyingAttachment(target, subscriber)
+        return CopyingAttachment(target, subscribe)
     if hasattr(target, "policy") or isinstance(target, nn.Module):
-        return remote.ModuleAttachment(target, subscriber)
+        return remote.ModuleAttachment(target, subscribe)
     raise BindingError(f"Expected a collector, a module, or an object with a policy, got {type(target).__qualname__}")
 
 

@@ -332,7 +332,7 @@ def _inject(collector: Any, handle_text: str) -> None:
         return
     # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
     name = "weight_sync_schemes" if hasattr(kind, "_run_processes") else "weight_recv_schemes"
-    if name not in inspect.signature(kind.__init__).parameters:
+    if not any(name in inspect.signature(base.__init__).parameters for base in kind.__mro__):
         return
     for worker, given in enumerate(kwargs):
         mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
