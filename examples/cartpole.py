@@ -1,8 +1,8 @@
 """Train CartPole-v1 with torchrl's RPCCollector, two workers, and weights pushed through shmsync.
 
-    python examples/cartpole.py                        # about half a minute on two cores
-    python examples/cartpole.py --updater torchrl      # the same run through torchrl's own updater
-    python examples/cartpole.py --hidden 1024          # a policy of 4 MB: now the pushes differ
+    python examples/cartpole.py                                     # about half a minute on two cores
+    python examples/cartpole.py --updater torchrl                   # the same run through torchrl's own updater
+    python examples/cartpole.py --hidden 1024 --max-seconds 300     # a policy of 4 MB: now the pushes differ
 
 The switch from torchrl's updater to shmsync's is the import in `make_updater()`. The run ends with a table and a
 learning curve, and with exit code 1 if the target was not reached in time. Runs are seeded but not bit-reproducible:

@@ -5,11 +5,15 @@ Nothing here knows how weights reach the workers.
 
 from __future__ import annotations
 
+from functools import partial
+
+import gymnasium
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.envs import EnvBase, GymEnv, RewardSum, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -28,13 +32,13 @@ def make_env(seed: int, num_envs: int = 8) -> EnvBase:
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    env = TransformedEnv(SerialEnv(num_envs, _cartpole), RewardSum())
+    copies = SyncVectorEnv(
+        [partial(gymnasium.make, "CartPole-v1")] * num_envs,
+        autoreset_mode=AutoresetMode.DISABLED,  # torchrl resets what is done
+    )
+    env = TransformedEnv(GymWrapper(copies, device="cpu"), RewardSum())
     env.set_seed(seed)
     return env
-
-
-def _cartpole() -> EnvBase:
-    return GymEnv("CartPole-v1", device="cpu")
 
 
 def make_actor(hidden: int) -> ProbabilisticActor:

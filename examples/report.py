@@ -123,7 +123,8 @@ def conclude(run: Run, curve: Path) -> None:
     console.print(table)
     console.print(
         "Pushes are a small share of either run: both updaters finish together. "
-        "What differs is the time of a push; --hidden 1024 makes that visible."
+        "What differs is the time of a push; --hidden 1024 --max-seconds 300 makes that visible.",
+        soft_wrap=True,
     )
     if not run.reached:
         console.print(f"Target not reached: a mean return of {run.args.target:g} in {run.args.max_seconds:g} s.")

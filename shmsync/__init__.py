@@ -33,6 +33,41 @@ from .layout import Layout
 from .publisher import Publication, Publisher
 from .subscriber import Lease, Subscriber
 
+__all__ = [
+    "__version__",
+    "Binding",
+    "BindingError",
+    "BindingLost",
+    "ChannelClosed",
+    "ChannelCorrupt",
+    "ChannelError",
+    "ChannelUnreachable",
+    "errors",
+    "Handle",
+    "Layout",
+    "LayoutError",
+    "LayoutMismatch",
+    "Lease",
+    "LimitError",
+    "NothingPublished",
+    "NotThePublisher",
+    "OutOfSharedMemory",
+    "Publication",
+    "Publisher",
+    "PublisherGone",
+    "PushError",
+    "PushTimeout",
+    "RPCWeightUpdater",
+    "ShmSyncError",
+    "SlotsExhausted",
+    "Subscriber",
+    "SubscribersExhausted",
+    "TiedLeavesDiffer",
+    "UnsupportedLeaf",
+    "WaitTimeout",
+    "WorkerIdError",
+]
+
 
 def __getattr__(name: str) -> object:
     # Late: with torchrl installed, this import takes seconds.

@@ -18,7 +18,8 @@ from .outputs import Aliases, privatize
 from .subscriber import Subscriber
 from .targets import MODES, Targets
 
-_bindings: weakref.WeakKeyDictionary[nn.Module, Binding] = weakref.WeakKeyDictionary()
+# Weak on both sides: a binding refers to its modules, and would keep them in the table for ever.
+_bindings: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Binding]] = weakref.WeakKeyDictionary()
 _registry_lock = threading.Lock()
 
 
@@ -47,7 +48,7 @@ class Binding:
         subscriber._bindings.append(self)
         if wrap:
             for module in self._models.values():
-                module.forward = GatedForward(self, module)  # type: ignore[method-assign]
+                module.forward = GatedForward(self, module)
         self._gate.try_switch()
 
     @property
@@ -106,7 +107,7 @@ class Binding:
             return
         self._open = False
         for module in self._models.values():
-            if _bindings.get(module) is self:
+            if binding_of(module) is self:
                 del _bindings[module]
             gated = module.__dict__.get("forward")
             if isinstance(gated, GatedForward) and gated.binding is self:
@@ -122,10 +123,10 @@ class Binding:
         """A module that is bound already moves to this binding."""
         with _registry_lock:
             for module in self._models.values():
-                old = _bindings.get(module)
+                old = binding_of(module)
                 if old is not None:
                     old.unbind()
-                _bindings[module] = self
+                _bindings[module] = weakref.ref(self)
 
     def _has_news(self) -> bool:
         return self._open and self._subscriber.has_news(self._bound.word)
@@ -148,7 +149,8 @@ class Binding:
 
 
 class GatedForward:
-    """Stands in a module's instance dictionary in front of its `forward`. Copies and pickles of the module are unbound."""
+    """Stands in a module's instance dictionary in front of its `forward`. Copies and pickles of the module
+    are unbound."""
 
     def __init__(self, binding: Binding, module: nn.Module) -> None:
         self.binding = binding
@@ -186,4 +188,5 @@ def bind(subscriber: Subscriber, modules: nn.Module | Mapping[str, nn.Module], m
 
 def binding_of(module: nn.Module) -> Binding | None:
     """The binding that a module belongs to now."""
-    return _bindings.get(module)
+    known = _bindings.get(module)
+    return known() if known is not None else None

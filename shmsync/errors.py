@@ -40,14 +40,18 @@ class LayoutError(ShmSyncError, ValueError):
 class UnsupportedLeaf(LayoutError):
     """A leaf that cannot live in shared memory; the text names its key path and the reason."""
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
-        self.reasons = dict(reasons)
+    def __init__(self, reasons: Mapping[str, str] | str) -> None:
+        # RPC builds an error again from its text alone.
+        self.reasons = {} if isinstance(reasons, str) else dict(reasons)
         super().__init__(
-            "These leaves cannot be shared:\n" + "\n".join(f"  - `{key}`: {why}" for key, why in self.reasons.items())
+            reasons
+            if isinstance(reasons, str)
+            else "These leaves cannot be shared:\n"
+            + "\n".join(f"  - `{key}`: {why}" for key, why in self.reasons.items())
         )
 
-    def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
-        return type(self), (self.reasons,)
+    def __reduce__(self) -> tuple[type, tuple[dict[str, str] | str]]:
+        return type(self), (self.reasons or str(self),)
 
 
 class LayoutMismatch(LayoutError):

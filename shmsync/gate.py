@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 0.1
+# Unbinding in the middle of a forward would let the publisher write where it reads; but close() must end.
+UNBIND_PATIENCE_SECONDS = 10.0
 # After a fruitless wait newcomers run freely for this many times as long before they are held back again.
 _REST = 10
 
@@ -50,8 +52,7 @@ class Gate:
                 self._inside[me] = depth
                 return
             self._inside.pop(me, None)
-            if not self._inside:
-                self._empty.notify_all()
+            self._empty.notify_all()
 
     def try_switch(self) -> None:
         """Switch between two forwards, if there is news; not from inside one."""
@@ -60,10 +61,10 @@ class Gate:
                 self._switch_when_empty()
 
     def exclusive(self, action: Callable[[], None]) -> None:
-        """Run `action` with no switch and, if they end in time, no forward going on."""
+        """Run `action` with no switch and, if they end in 10 s, no forward of another thread going on."""
         with self._lock:
             me = threading.get_ident()
-            self._empty.wait_for(lambda: not self._inside or me in self._inside, self._patience)
+            self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
             action()
 
     def _switch_when_empty(self) -> None:

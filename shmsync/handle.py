@@ -60,7 +60,8 @@ class Handle:
         )
 
     def check_reachable(self) -> None:
-        """Raise ChannelUnreachable, naming both sides, unless this process is on the publisher's host and pid namespace."""
+        """Raise ChannelUnreachable, naming both sides, unless this process is on the publisher's host and
+        pid namespace."""
         here = (_boot_id(), _pid_namespace())
         if here == (self.boot_id, self.pid_namespace):
             return

@@ -137,7 +137,8 @@ def match(layout: Layout, table: Mapping[str, Named], *, partial: bool = False) 
     }
     if unexpected or differing or (missing and not partial):
         raise LayoutMismatch(
-            f"Expected the {len(layout.index)} keys of the channel, got {len(table)} keys that do not fit; nothing was written",
+            f"Expected the {len(layout.index)} keys of the channel, got {len(table)} keys that do not fit; "
+            "nothing was written",
             unexpected=unexpected,
             missing=[] if partial else missing,
             differing=differing,
@@ -153,7 +154,8 @@ def _differs(leaf: Leaf, tensor: Tensor) -> str | None:
     if tuple(tensor.shape) != leaf.shape:
         return f"expected shape {leaf.shape}, got {tuple(tensor.shape)}"
     if tensor.dtype != leaf.dtype and not (leaf.cast and tensor.is_floating_point()):
-        return f"expected dtype {leaf.dtype}, got {tensor.dtype}; only dtype= of the publisher casts, and floating leaves only"
+        only = "only dtype= of the publisher casts, and floating leaves only"
+        return f"expected dtype {leaf.dtype}, got {tensor.dtype}; {only}"
     return None
 
 
@@ -162,6 +164,7 @@ def _one_value(group: list[Named]) -> Tensor:
     for other in group[1:]:
         if not same_bits(first.tensor, other.tensor):
             raise TiedLeavesDiffer(
-                f"`{first.key}` and `{other.key}` are tied, stored once, and were given different values; nothing was written"
+                f"`{first.key}` and `{other.key}` are tied, stored once, and were given different values; "
+                "nothing was written"
             )
     return first.tensor

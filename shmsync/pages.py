@@ -21,13 +21,14 @@ _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
 _MOST_RANGES = 512
 
 
+_SCAN_FIELDS = (
+    *("size", "flags", "start", "end", "walk_end", "ranges", "ranges_len", "max_pages"),
+    *("inverted", "all_of", "any_of", "returned"),
+)
+
+
 class _ScanRequest(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in (
-            "size flags start end walk_end ranges ranges_len max_pages inverted all_of any_of returned".split()
-        )
-    ]
+    _fields_ = [(name, ctypes.c_uint64) for name in _SCAN_FIELDS]
 
 
 class PrivatePages:
@@ -38,7 +39,8 @@ class PrivatePages:
         self._pid = 0
 
     def find(self, mapping: Mapping) -> np.ndarray | None:
-        """Offsets in bytes of the mapping's private pages (of the first of each run); None if the kernel does not say."""
+        """Offsets in bytes of the mapping's private pages (of the first of each run); None if the kernel
+        does not say."""
         try:
             return self._scan(mapping)
         except OSError:

@@ -16,10 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import roster, segment, slots, wire
+from . import ids, roster, segment, slots, wire
 from .copying import copy_all
-from .errors import ChannelClosed, LayoutMismatch, LimitError, NotThePublisher, NothingPublished, OutOfSharedMemory
-from .errors import ShmSyncError, SlotsExhausted, WorkerIdError
+from .errors import (
+    ChannelClosed,
+    LayoutMismatch,
+    LimitError,
+    NothingPublished,
+    NotThePublisher,
+    OutOfSharedMemory,
+    ShmSyncError,
+    SlotsExhausted,
+)
 from .handle import Handle
 from .layout import Layout, build, match
 from .leases import Locks
@@ -103,8 +111,8 @@ class Publisher:
     ) -> Publication:
         """Publish the next version, to everybody or to some workers only.
 
-        ``weights`` as in the constructor; None = the ones given there. ``worker_ids``: None = everybody; the others keep
-        their version. ``partial``: only some leaves are given, the rest are the newest version's.
+        ``weights`` as in the constructor; None = the ones given there. ``worker_ids``: None = everybody; the others
+        keep their version. ``partial``: only some leaves are given, the rest are the newest version's.
 
         Raises LayoutMismatch, UnsupportedLeaf, TiedLeavesDiffer, WorkerIdError before anything is written,
         SlotsExhausted or OutOfSharedMemory if there is no room; subscribers then keep the version they have.
@@ -136,13 +144,7 @@ class Publisher:
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return [slots.EVERYBODY]
-        ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-        for worker in ids:
-            if isinstance(worker, bool) or not isinstance(worker, int) or not 0 <= worker < self.max_subscribers:
-                raise WorkerIdError(
-                    f"Expected worker ids from 0 to {self.max_subscribers - 1} (max_subscribers), got {worker!r}; nothing was written"
-                )
-        return sorted({worker + 1 for worker in ids})
+        return sorted(worker + 1 for worker in ids.resolve(worker_ids, self.max_subscribers))
 
     def addressed(self, worker_id: int) -> int:
         """The newest version that was published to a worker, to it alone or to everybody."""
@@ -184,13 +186,15 @@ class Publisher:
 
     def __reduce__(self) -> Any:
         raise NotThePublisher(
-            f"A publisher stays in the process that made it (pid {self._pid}); send publisher.handle and make a Subscriber there"
+            f"A publisher stays in the process that made it (pid {self._pid}); send publisher.handle and make "
+            "a Subscriber there"
         )
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise NotThePublisher(
-                f"Process {os.getpid()} may not publish on the channel of its parent, pid {self._pid}; make a Publisher of its own"
+                f"Process {os.getpid()} may not publish on the channel of its parent, pid {self._pid}; make a "
+                "Publisher of its own"
             )
         if not self._finalizer.alive:
             raise ChannelClosed(f"Publisher {self.name!r} is closed")
@@ -208,7 +212,8 @@ def _check_options(dtype: torch.dtype | None, storage: str, max_subscribers: int
 
 
 class _Control:
-    """CTL and, once there are weights, DATA: the publisher's descriptors and mappings, apart so that a finalizer can close them."""
+    """CTL and, once there are weights, DATA: the publisher's descriptors and mappings, apart so that a
+    finalizer can close them."""
 
     def __init__(self, pid: int, subscribers: int, most_slots: int, name: str) -> None:
         self.head = wire.CtlHead(pid, secrets.token_bytes(wire.NONCE_NBYTES), time.time_ns(), subscribers, most_slots)
@@ -335,7 +340,8 @@ class _Store:
                 for line in self._control.roster()
             )
             raise SlotsExhausted(
-                f"All {self.writer.max_slots} slots (max_slots) stayed leased for {self._timeout} s; {held or 'nobody is on the roster'}. "
+                f"All {self.writer.max_slots} slots (max_slots) stayed leased for {self._timeout} s; "
+                f"{held or 'nobody is on the roster'}. "
                 "Raise max_slots, or end the leases that are held"
             )
         time.sleep(0.001)

@@ -125,6 +125,7 @@ def _policy_of(target: Any) -> nn.Module:
     policy = target if isinstance(target, nn.Module) else getattr(target, "policy", None)
     if not isinstance(policy, nn.Module):
         raise BindingError(
-            f"Expected an nn.Module or an object whose `policy` is one, got {type(target).__qualname__} with {type(policy).__qualname__}"
+            f"Expected an nn.Module or an object whose `policy` is one, got {type(target).__qualname__} with "
+            f"{type(policy).__qualname__}"
         )
     return policy

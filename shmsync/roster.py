@@ -13,9 +13,7 @@ from .errors import SubscribersExhausted
 from .leases import Locks
 from .segment import Mapping
 
-_FIELDS = {
-    name: wire.ROSTER_LINE.fields[name][1] // 8 for name in ("used", "seen", "forwards", "switches", "switched_ns")
-}  # type: ignore[index]
+_FIELDS = {name: wire.offset_of(wire.ROSTER_LINE, name) // 8 for name in wire.ROSTER_LINE.names or ()}
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,8 @@ def claim(mapping: Mapping, locks: Locks, subscribers: int, worker_id: int | Non
             words[:] = memoryview(record.tobytes()).cast("Q")
             return OwnLine(line, mapping)
     raise SubscribersExhausted(
-        f"All {subscribers} subscriber lines of the channel are taken; make the publisher with a larger max_subscribers="
+        f"All {subscribers} subscriber lines of the channel are taken; make the publisher with a larger "
+        "max_subscribers="
     )
 
 

@@ -173,7 +173,8 @@ def views(buffer: object, layout: Layout) -> list[Tensor]:
 def _view(buffer: object, leaf: Leaf) -> Tensor:
     if leaf.nbytes == 0:
         return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
-    flat = torch.frombuffer(buffer, dtype=leaf.dtype, count=leaf.nbytes // leaf.dtype.itemsize, offset=leaf.offset)  # type: ignore[call-overload]
+    count = leaf.nbytes // leaf.dtype.itemsize
+    flat = torch.frombuffer(buffer, dtype=leaf.dtype, count=count, offset=leaf.offset)
     return flat.as_strided(leaf.shape, leaf.stride)
 
 

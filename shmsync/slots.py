@@ -11,6 +11,7 @@ same code in all interleavings. Why it is right, in one place:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -52,9 +53,9 @@ def drive(steps: Steps[T], perform: Callable[[tuple[Any, ...]], Any]) -> T:
             operation = resume(value)
             resume, value = steps.send, perform(operation)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return stop.value
         except BaseException as error:
-            if steps.gi_frame is None:
+            if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:
                 raise
             resume, value = steps.throw, error
 

@@ -107,7 +107,8 @@ class _MappedSlot:
 class Subscriber:
     """Follows a channel: takes leases, and binds modules so that their parameters alias the newest weights.
 
-    ``handle``: a Handle or its text. ``worker_id``: also follow what is published to this worker alone. ``name``: for people.
+    ``handle``: a Handle or its text. ``worker_id``: also follow what is published to this worker alone. ``name``: for
+    people.
     ``listed``: take a line in the roster; False for one that only watches others.
 
     Raises ChannelUnreachable, PublisherGone, ChannelCorrupt, SubscribersExhausted, WorkerIdError.
@@ -156,7 +157,11 @@ class Subscriber:
                 fd, 0, size, prot=segment.PROT_READ | segment.PROT_WRITE, flags=segment.MAP_SHARED
             )
             # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
-            self._line = roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name) if listed else None
+            self._line = (
+                roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name)
+                if listed
+                else None
+            )
         finally:
             os.close(fd)
         self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
@@ -249,7 +254,8 @@ class Subscriber:
         while (seen := self.seen) < version:
             if not self.publisher_alive() and self.seen < version:
                 raise PublisherGone(
-                    f"The publisher, pid {self.handle.pid}, has ended at version {self.seen}; version {version} will not come"
+                    f"The publisher, pid {self.handle.pid}, has ended at version {self.seen}; version "
+                    f"{version} will not come"
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise WaitTimeout(f"Expected version {version} within {timeout} s, got version {seen}")
@@ -290,9 +296,9 @@ class Subscriber:
 
     def has_news(self, word: int) -> bool:
         """Whether the rows point to something newer than `word`. The hot path: no system call, no lock."""
-        data = self._data
+        data = self._data or self._look_for_data()
         if data is None:
-            return bool(self._data_word[0]) and self._find_data() is not None
+            return False
         return data.newest() > word
 
     def switch(self, bound: slots.Bound, point: Callable[[list[Tensor], int, int], None]) -> int:
@@ -337,6 +343,15 @@ class Subscriber:
         if data is None:
             raise ChannelClosed("The subscriber is closed")
         return data
+
+    def _look_for_data(self) -> _Data | None:
+        """As `_find_data`, but a publisher that has ended before its first weights were mapped is no news."""
+        if not self._data_word[0]:
+            return None
+        try:
+            return self._find_data()
+        except PublisherGone:
+            return None
 
     def _find_data(self) -> _Data | None:
         if self._data is None and self._closed.alive and self._data_word[0]:
@@ -396,7 +411,8 @@ class Subscriber:
                 leaf.key for leaf in self._layout() if leaf.offset < first + page and leaf.offset + leaf.nbytes > first
             ]
             warnings.warn(
-                f"This process (pid {self._pid}) wrote to shared weights near `{keys[0] if keys else '?'}`. Nobody else saw that, "
+                f"This process (pid {self._pid}) wrote to shared weights near `{keys[0] if keys else '?'}`. "
+                "Nobody else saw that, "
                 "and the published weights are back. Write to a copy, or bind with mode='copy'",
                 RuntimeWarning,
                 stacklevel=2,
@@ -477,7 +493,8 @@ class _Performer:
             self._deadline = time.monotonic() + _PATIENCE_SECONDS
         elif time.monotonic() > self._deadline:
             raise ChannelCorrupt(
-                f"A row points to version {slots.version_of(word)} in slot {slots.slot_of(word)}, which could not be leased for {_PATIENCE_SECONDS} s"
+                f"A row points to version {slots.version_of(word)} in slot {slots.slot_of(word)}, which could "
+                f"not be leased for {_PATIENCE_SECONDS} s"
             )
         time.sleep(0)
 

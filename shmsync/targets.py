@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from .copying import copy_all
 from .errors import BindingError, BindingLost, LayoutMismatch
 from .layout import Layout, Leaf
 from .outputs import Aliases
-from .weights import Place, identity, places
+from .weights import Place, identity, is_lazy, places
 
 MODES = ("auto", "map", "copy")
 
@@ -110,7 +109,7 @@ class Targets:
         return [leaf.key for leaf in ours if any(key.startswith(prefixes) for key in leaf.keys)]
 
     def _misfit(self, leaf: Leaf, tensor: Tensor) -> str | None:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             return "a lazy parameter without a shape; run one forward before binding"
         if tensor.is_meta:
             return "on the meta device; give the module memory first (to_empty)"
@@ -129,7 +128,8 @@ class Targets:
         cannot = [t for t in found if self._mode == "map" and not t.place.is_buffer and not self._maps(t)]
         if cannot:
             lines = [
-                f"  - `{t.place.key}`: a {t.tensor.dtype} on {t.tensor.device} cannot alias {self._layout.leaves[t.leaf].dtype} on the host"
+                f"  - `{t.place.key}`: a {t.tensor.dtype} on {t.tensor.device} cannot alias "
+                f"{self._layout.leaves[t.leaf].dtype} on the host"
                 for t in cannot
             ]
             raise BindingError("mode='map' is not possible, use mode='copy':\n" + "\n".join(lines))
@@ -148,7 +148,8 @@ class Targets:
 
 
 def _now(place: Place) -> Any:
-    return place.table[place.name] if place.name in place.table else None
+    # Not .get(): a scripted module's tables do not have it.
+    return place.table[place.name] if place.name in place.table else None  # noqa: SIM401
 
 
 def _addresses(targets: list[Target]) -> list[int]:
@@ -170,6 +171,7 @@ def _check_ties(found: Iterable[Target]) -> None:
         other = first.setdefault(id(target.tensor), target)
         if other.leaf != target.leaf:
             raise LayoutMismatch(
-                f"`{other.place.key}` and `{target.place.key}` are one tensor in this module, but two leaves in the channel; "
+                f"`{other.place.key}` and `{target.place.key}` are one tensor in this module, but two leaves "
+                "in the channel; "
                 "make the publisher from the module itself, so that it knows the tie"
             )

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from .errors import LayoutError, UnsupportedLeaf
 
@@ -20,9 +19,10 @@ MAX_RANK = 8
 
 # The codes are part of the wire format: never renumber, only append.
 _DTYPE_NAMES = (
-    "float32 float64 float16 bfloat16 complex32 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 "
-    "uint64 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-).split()
+    *("float32", "float64", "float16", "bfloat16", "complex32", "complex64", "complex128"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 DTYPES: dict[int, torch.dtype] = {
     code: getattr(torch, name) for code, name in enumerate(_DTYPE_NAMES, start=1) if hasattr(torch, name)
 }
@@ -118,25 +118,30 @@ def check_leaves(table: Mapping[str, Named]) -> None:
 
 def unsupported(tensor: Tensor) -> str | None:
     """Why a tensor cannot be shared, or None if it can."""
-    if isinstance(tensor, UninitializedTensorMixin):
-        return "a lazy parameter without a shape; run one forward first"
-    if tensor.is_meta:
-        return "on the meta device, it has no values"
-    if tensor.is_quantized:
-        return f"quantized ({tensor.dtype}), only plain dense tensors can be shared; publish the dequantized weights"
-    if tensor.is_nested:
-        return "a nested tensor, only plain dense tensors can be shared"
-    if tensor.layout != torch.strided:
-        return f"sparse or opaque layout {tensor.layout}, only plain dense tensors can be shared; use .to_dense()"
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return (
-            f"a {type(tensor).__name__}, whose values are not one plain dense tensor; publish its local or full tensor"
-        )
-    if tensor.dtype not in DTYPE_CODES:
-        return f"dtype {tensor.dtype} is not supported"
-    if tensor.ndim > MAX_RANK:
+    only = "only plain dense tensors can be shared"
+    faults = (
+        (is_lazy(tensor), "a lazy parameter without a shape; run one forward first"),
+        (tensor.is_meta, "on the meta device, it has no values"),
+        (tensor.is_quantized, f"quantized ({tensor.dtype}), {only}; publish the dequantized weights"),
+        (tensor.is_nested, f"a nested tensor, {only}"),
+        (tensor.layout != torch.strided, f"sparse or opaque layout {tensor.layout}, {only}; use .to_dense()"),
+        (_wraps(tensor), f"a {type(tensor).__name__}, {only}; publish its local or full tensor"),
+        (tensor.dtype not in DTYPE_CODES, f"dtype {tensor.dtype} is not supported"),
+    )
+    found = next((reason for is_fault, reason in faults if is_fault), None)
+    if found is None and tensor.ndim > MAX_RANK:
         return f"{tensor.ndim} dimensions, at most {MAX_RANK} are supported"
-    return None
+    return found
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether a module has not given this parameter or buffer its shape yet."""
+    return torch.nn.parameter.is_lazy(tensor)
+
+
+def _wraps(tensor: Tensor) -> bool:
+    """Whether a subclass computes its values (DTensor, fake tensors) instead of holding them."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def identity(tensor: Tensor) -> tuple[Any, ...]:

@@ -52,6 +52,13 @@ MAX_KEY_NBYTES = 4096
 MAX_SUBSCRIBERS = 4096
 NAME_NBYTES = 64
 
+
+def offset_of(kind: np.dtype, field: str) -> int:
+    """Where a field lies in a record, in bytes."""
+    assert kind.fields is not None
+    return kind.fields[field][1]
+
+
 CTL_HEAD = np.dtype(
     [
         ("magic", "S8"),
@@ -65,9 +72,6 @@ CTL_HEAD = np.dtype(
         ("closed", "<u8"),  # 1 after an orderly close
     ]
 )
-CTL_DATA_OFFSET = CTL_HEAD.fields["data"][1]  # type: ignore[index]
-CTL_CLOSED_OFFSET = CTL_HEAD.fields["closed"][1]  # type: ignore[index]
-
 ROSTER_LINE = np.dtype(
     {
         "names": ["pid", "worker", "used", "seen", "forwards", "switches", "switched_ns", "wish", "name"],
@@ -114,6 +118,9 @@ LEAF = np.dtype(
     ]
 )
 OPTIONAL, CAST = 1, 2
+
+CTL_DATA_OFFSET = offset_of(CTL_HEAD, "data")
+CTL_CLOSED_OFFSET = offset_of(CTL_HEAD, "closed")
 
 
 @dataclass(frozen=True)
@@ -321,7 +328,8 @@ def _record(raw: bytes, kind: np.dtype, magic: bytes, what: str) -> np.ndarray:
     found = int(record["format"])
     if found != FORMAT_VERSION:
         raise ChannelCorrupt(
-            f"Expected wire format {FORMAT_VERSION}, got {found}; publisher and subscriber need the same shmsync version"
+            f"Expected wire format {FORMAT_VERSION}, got {found}; publisher and subscriber need the same "
+            "shmsync version"
         )
     return record
 

@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from tensordict import TensorDictBase
 
-from ..errors import LayoutError, ShmSyncError
+from ..errors import ShmSyncError
 
 
 class UpdaterBase:
@@ -59,12 +58,8 @@ class UpdaterBase:
 
     def _maybe_map_weights(self, server_weights: Any) -> Any:
         """Transform the weights before they are published; subclasses override it."""
-        if isinstance(server_weights, (nn.Module, TensorDictBase, dict)):
-            return server_weights
-        raise LayoutError(
-            f"Expected weights as an nn.Module, a TensorDict or a dict, got {type(server_weights).__module__}.{type(server_weights).__qualname__}"
-        )
+        return server_weights
 
     @staticmethod
     def _is_empty(weights: Any) -> bool:
-        return weights is None or (isinstance(weights, TensorDict) and weights.is_empty())
+        return weights is None or (isinstance(weights, TensorDictBase) and weights.is_empty())

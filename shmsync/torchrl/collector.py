@@ -45,9 +45,9 @@ class PolicyProxy:
 class CollectorAttachment:
     """Binds a collector's policy.
 
-    While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is set: so
-    the stamp of each step is the version that its forward used. While it rests, or makes random steps without a forward,
-    a notification switches at once.
+    While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is
+    set: so the stamp of each step is the version that its forward used. While it rests, or makes random steps without
+    a forward, a notification switches at once.
     """
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
@@ -122,7 +122,8 @@ class OuterAttachment:
 
 
 class CopyingAttachment:
-    """A collector with inner processes that could not be reached when they started: it passes each version on itself."""
+    """A collector with inner processes that could not be reached when they started: it passes each version
+    on itself."""
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe()

@@ -28,7 +28,8 @@ class Messenger:
         self._attached: set[int] = set()
 
     def send(self, workers: Iterable[int], version: int, timeout: float) -> dict[int, Any]:
-        """Send to all of them without waiting; the futures by worker. What can't be sent is an exception in its place."""
+        """Send to all of them without waiting; the futures by worker. What can't be sent is an exception in
+        its place."""
         return {worker: self._send(worker, version, timeout) for worker in workers}
 
     def collect(self, futures: dict[int, Any], version: int, deadline: float) -> dict[int, WorkerReport]:

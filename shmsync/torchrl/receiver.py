@@ -74,7 +74,8 @@ class Receiver:
     def send(self, *args: Any, **kwargs: Any) -> None:
         """Raises ShmSyncError: the weights of this collector come from the trainer."""
         raise ShmSyncError(
-            f"The inner processes of worker {self._worker_id} follow the trainer's channel; push weights in the trainer, not here"
+            f"The inner processes of worker {self._worker_id} follow the trainer's channel; push weights in "
+            "the trainer, not here"
         )
 
     def receive(self, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +97,8 @@ class Receiver:
 
 
 def _materialize(module: nn.Module) -> None:
-    """Give meta tensors memory, tied ones together: a Multi*Collector sends policies without values to its processes."""
+    """Give meta tensors memory, tied ones together: a Multi*Collector sends policies without values to its
+    processes."""
     made: dict[int, torch.Tensor] = {}
     for place in places(module):
         old = place.table[place.name]

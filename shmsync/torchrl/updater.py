@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
+from .. import ids
 from ..errors import ChannelClosed, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher
-from . import ids
 from .base import UpdaterBase
 from .messenger import Messenger
 from .receiver import Receiver
@@ -28,16 +28,17 @@ class RPCWeightUpdater(UpdaterBase):
     """Pushes policy weights to collectors in other processes of this machine through shared memory.
 
     A drop-in for ``torchrl.collectors.distributed.RPCWeightUpdater``: pass the class itself,
-    ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with torchrl's five arguments or none of them.
-    Everything that is not given is taken from the collector when it is needed.
+    ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with torchrl's five arguments or none of
+    them. Everything that is not given is taken from the collector when it is needed.
 
-    ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" sends each addressed worker one small message
-    and, with ``wait=True``, awaits its answer; "memory" sends nothing after a worker has attached, workers see the news in
-    shared memory at their next forward. ``dtype``: store floating leaves as this dtype. ``max_workers``: room for
-    subscribers, inner processes included.
+    ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" sends each addressed worker one small
+    message and, with ``wait=True``, awaits its answer; "memory" sends nothing after a worker has attached, workers
+    see the news in shared memory at their next forward. ``dtype``: store floating leaves as this dtype.
+    ``max_workers``: room for subscribers, inner processes included.
 
-    Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never moved or
-    shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep their weights.
+    Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
+    moved or shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep
+    their weights.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class RPCWeightUpdater(UpdaterBase):
     def register_collector(self, collector: Any) -> None:
         """Register the collector: publish its policy's weights and give its workers-to-be the channel's handle.
 
-        Raises ShmSyncError if the updater serves another collector already, UnsupportedLeaf if the weights can't be shared.
+        Raises ShmSyncError if the updater serves another collector already, UnsupportedLeaf if the weights can't be
+        shared.
         """
         super().register_collector(collector)
         with self._mutex:
@@ -139,18 +141,19 @@ class RPCWeightUpdater(UpdaterBase):
     ) -> None:
         """Publish weights to all workers or to some.
 
-        ``weights`` (or ``policy_or_weights``): a module, TensorDict or dict; None = the server's. ``worker_ids``: None, an
-        int, a torch.device, or several of these. ``wait``: for the workers' answers. ``partial``: only some leaves are given.
+        ``weights`` (or ``policy_or_weights``): a module, TensorDict or dict; None = the server's. ``worker_ids``:
+        None, an int, a torch.device, or several of these. ``wait``: for the workers' answers. ``partial``: only some
+        leaves are given.
 
-        Raises WorkerIdError, LayoutMismatch, UnsupportedLeaf, NothingPublished before anything is written or sent; PushError
-        (PushTimeout) naming the workers that did not confirm within ``timeout``, when the others are up to date.
+        Raises WorkerIdError, LayoutMismatch, UnsupportedLeaf, NothingPublished before anything is written or sent;
+        PushError (PushTimeout) naming the workers that did not confirm within ``timeout``, when the others are up to
+        date.
         Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it.
         """
         given = policy_or_weights if weights is None else weights
         with self._mutex:
             self._check_open()
             workers = self._resolve(worker_ids)
-            workers = None if workers is None else [worker for worker in workers if not self._skip_update(worker)]
             if workers == []:
                 return
             source = self._maybe_map_weights(self._server_weights(given))
@@ -168,9 +171,10 @@ class RPCWeightUpdater(UpdaterBase):
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **kwargs: Any) -> None:
         """What the collector calls. With `policy_factory` only, nothing happens until weights have been given once."""
-        if policy_or_weights is None and kwargs.get("weights") is None and self._has_no_weights():
+        weights = kwargs.pop("weights", policy_or_weights)
+        if weights is None and self._has_no_weights():
             return
-        self.push_weights(kwargs.pop("weights", None) or policy_or_weights, worker_ids, **kwargs)
+        self.push_weights(weights, worker_ids, **kwargs)
 
     def lag(self) -> Lag:
         """How many versions each attached worker is behind what is addressed to it, by the roster."""
@@ -228,7 +232,8 @@ class RPCWeightUpdater(UpdaterBase):
         weights = self._get_server_weights()
         if weights is None or self._has_no_weights():
             raise NothingPublished(
-                "There are no weights to push: the collector has a policy_factory and no policy. Give push_weights() the trainer's "
+                "There are no weights to push: the collector has a policy_factory and no policy. Give "
+                "push_weights() the trainer's "
                 "module or TensorDict the first time; that fixes the layout"
             )
         return weights
@@ -242,8 +247,11 @@ class RPCWeightUpdater(UpdaterBase):
     def _resolve(self, worker_ids: Any) -> list[int] | None:
         """None = everybody, which is one store for all of them."""
         if worker_ids is None:
-            return None
-        return ids.resolve(worker_ids, self.num_workers, self._devices())
+            everybody = self.all_worker_ids()
+            wanted = [worker for worker in everybody if not self._skip_update(worker)]
+            return None if wanted == everybody else wanted
+        workers = ids.resolve(worker_ids, self.num_workers, self._devices())
+        return [worker for worker in workers if not self._skip_update(worker)]
 
     def _devices(self) -> list[torch.device]:
         given = getattr(self.collector, "policy_device", None)
@@ -286,10 +294,8 @@ class RPCWeightUpdater(UpdaterBase):
         deadline = time.monotonic() + self.timeout
         messenger, version = self._messenger, self.version
         assert messenger is not None
-        if self.notify == "memory" and not force:
-            told = messenger.unattached(workers)
-        else:
-            told = workers
+        silent = self.notify == "memory" and not force
+        told = messenger.unattached(workers) if silent else workers
         futures = messenger.send(told, version, self.timeout)
         report = self._report or PushReport(version, 0, 0)
         self._report = report
@@ -320,19 +326,22 @@ def _raise(version: int, errors: dict[int, BaseException]) -> None:
 
 
 def _weights_of(collector: Any) -> Any:
-    """The trainer's module, which knows its ties and which buffers are persistent; else the weights that torchrl extracted."""
+    """The trainer's module, which knows its ties and which buffers are persistent; else the weights that
+    torchrl extracted."""
     policy = collector.policy
     return policy if isinstance(policy, torch.nn.Module) else getattr(collector, "policy_weights", None)
 
 
 def _inject(collector: Any, handle_text: str) -> None:
-    """Let each worker's collector be built with a receiver, where this torchrl release takes one and the user gave none."""
+    """Let each worker's collector be built with a receiver, where this torchrl release takes one and the
+    user gave none."""
     kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
     if not isinstance(kwargs, list) or not inspect.isclass(kind):
         return
     # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
     name = "weight_sync_schemes" if hasattr(kind, "_run_processes") else "weight_recv_schemes"
-    if not any(name in inspect.signature(base.__init__).parameters for base in kind.__mro__):
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    if not any(name in inspect.signature(constructor).parameters for constructor in constructors):
         return
     for worker, given in enumerate(kwargs):
         mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
@@ -346,7 +355,7 @@ def _is_torchrls_own(schemes: Any) -> bool:
 
 
 def _rpc_running() -> bool:
-    return bool(rpc.api._is_current_rpc_agent_set())  # type: ignore[attr-defined]
+    return bool(rpc.api._is_current_rpc_agent_set())
 
 
 def _register_with_torchrl() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"limits", "weights", "outputs", "gate"},
+    {"ids", "limits", "weights", "outputs", "gate"},
     {"layout", "wire", "handle"},
     {"slots"},
     {"segment", "pages", "leases", "roster"},
@@ -28,8 +28,9 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding"},
     {"remote"},
-    {"torchrl.base", "torchrl.ids", "torchrl.report"},
+    {"torchrl.base", "torchrl.report"},
     {"torchrl.collector", "torchrl.receiver"},
+    {"torchrl.messenger"},
     {"torchrl.updater", "torchrl.schemes"},
     {"torchrl", "cli"},
     {"shmsync", "__main__"},

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ..errors import WorkerIdError
+from .errors import WorkerIdError
 
 
-def resolve(worker_ids: Any, num_workers: int, devices: list[torch.device]) -> list[int]:
-    """Worker numbers, each once, in the order given. None = all; a device = every worker whose policy is there.
+def resolve(worker_ids: Any, num_workers: int, devices: Sequence[torch.device] = ()) -> list[int]:
+    """Worker numbers, each once, in the order given. A device = every worker whose policy is there, by `devices`.
 
     Raises WorkerIdError, naming the id and the valid range.
     """
-    if worker_ids is None:
-        return list(range(num_workers))
     if isinstance(worker_ids, (str, bytes)) or not isinstance(worker_ids, Iterable):
         worker_ids = [worker_ids]
     found = [worker for one in worker_ids for worker in _workers(one, num_workers, devices)]
     return list(dict.fromkeys(found))
 
 
-def _workers(one: Any, num_workers: int, devices: list[torch.device]) -> list[int]:
+def _workers(one: Any, num_workers: int, devices: Sequence[torch.device]) -> list[int]:
     valid = f"0 to {num_workers - 1}" if num_workers else "none yet: there are no workers"
     if isinstance(one, torch.device):
         workers = [i for i, device in enumerate(devices) if _same_device(device, one)]
