@@ -83,14 +83,19 @@ class Binding:
         """Run a forward through the gate."""
         if not self._open:
             return function(*args, **kwargs)
-        outermost = self._gate.enter()
+        if not self._gate.enter():
+            return self._nested(function, args, kwargs)
         try:
-            if not outermost:
-                return function(*args, **kwargs)
             self._subscriber.ran()
             if self._at_entry is not None:
                 self._at_entry(self.version)
             return privatize(function(*args, **kwargs), self._aliases)
+        finally:
+            self._gate.leave()
+
+    def _nested(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return function(*args, **kwargs)
         finally:
             self._gate.leave()
 

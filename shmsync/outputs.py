@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
 
-from tensordict import is_tensor_collection
-from torch import Tensor
+from tensordict import TensorDict, is_tensor_collection
+from torch import Tensor, strided
 
 
 class Aliases:
     """Recognises tensors over bound memory: a mapped slot (address range), or the module's own storages (addresses)."""
 
     def __init__(self, begin: int = 0, end: int = 0, storages: frozenset[int] = frozenset()) -> None:
-        self._begin, self._end, self._storages = begin, end, storages
+        self.begin, self.end, self.storages = begin, end, storages
 
     def __contains__(self, tensor: Tensor) -> bool:
         try:
-            if self._begin <= tensor.data_ptr() < self._end:
+            if self.begin <= tensor.data_ptr() < self.end:
                 return True
-            return bool(self._storages) and tensor.untyped_storage().data_ptr() in self._storages
+            return bool(self.storages) and tensor.untyped_storage().data_ptr() in self.storages
         except (RuntimeError, NotImplementedError):  # a tensor without a plain storage aliases nothing
             return False
 
@@ -29,29 +29,35 @@ def privatize(output: Any, aliases: Aliases) -> Any:
 
     Contract: returns the very same object where nothing aliases; clones stay in the autograd graph.
     """
-    if isinstance(output, Tensor):
-        return output.clone() if output in aliases else output
-    if is_tensor_collection(output) or isinstance(output, dict):
+    kind = type(output)
+    if kind is TensorDict or kind is dict:
         _privatize_entries(output, aliases)
-    elif isinstance(output, Mapping):
-        return output
+    elif isinstance(output, Tensor):
+        return output.clone() if output in aliases else output
     elif isinstance(output, (tuple, list)):
         new = [privatize(item, aliases) for item in output]
         if any(a is not b for a, b in zip(new, output, strict=True)):
-            return type(output)(*new) if hasattr(output, "_fields") else type(output)(new)
+            return kind(*new) if hasattr(output, "_fields") else kind(new)
+    elif is_tensor_collection(output) or isinstance(output, MutableMapping):
+        _privatize_entries(output, aliases)
     return output
 
 
 def _privatize_entries(entries: Any, aliases: Aliases) -> None:
+    # This runs at every forward, mostly over tensors that alias nothing: no call for those but the one for the address.
+    begin, end, look_closer = aliases.begin, aliases.end, bool(aliases.storages)
     replaced: dict[Any, Any] = {}
     for key, value in entries.items():
-        if type(value) is Tensor:  # the usual case first: this runs at every forward
-            if value in aliases:
+        if type(value) is Tensor and value.layout is strided:
+            if begin <= value.data_ptr() < end or (look_closer and value in aliases):
                 replaced[key] = value.clone()
         elif (new := privatize(value, aliases)) is not value:
             replaced[key] = new
-    if not replaced:
-        return
+    if replaced:
+        _replace(entries, replaced)
+
+
+def _replace(entries: Any, replaced: dict[Any, Any]) -> None:
     locked = getattr(entries, "is_locked", False)
     if locked:
         entries.unlock_()

@@ -28,6 +28,8 @@ DTYPES: dict[int, torch.dtype] = {
 }
 DTYPE_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in DTYPES.items()}
 
+_PLAIN = tuple(getattr(nn, name, nn.Parameter) for name in ("Parameter", "Buffer")) + (Tensor,)
+
 # torch.compile wraps a module in an OptimizedModule, which adds this to every name.
 _COMPILED = "_orig_mod."
 
@@ -118,6 +120,10 @@ def check_leaves(table: Mapping[str, Named]) -> None:
 
 def unsupported(tensor: Tensor) -> str | None:
     """Why a tensor cannot be shared, or None if it can."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.dtype in DTYPE_CODES:
+        # The usual case first, this runs for every leaf of every publish.
+        if not (tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.ndim > MAX_RANK):
+            return None
     only = "only plain dense tensors can be shared"
     faults = (
         (is_lazy(tensor), "a lazy parameter without a shape; run one forward first"),
