@@ -48,7 +48,7 @@ class Binding:
         subscriber._bindings.append(self)
         if wrap:
             for module in self._models.values():
-                module.forward = GatedForward(self, module)
+                _put_gate(self, module)
         self._gate.try_switch()
 
     @property
@@ -106,6 +106,7 @@ class Binding:
     def unbind(self) -> None:
         """Let the modules go, with the values that they show now in memory of their own. A second call does nothing."""
         self._gate.exclusive(self._let_go)
+        self._gate.disarm()
 
     def _let_go(self) -> None:
         if not self._open:
@@ -114,9 +115,7 @@ class Binding:
         for module in self._models.values():
             if binding_of(module) is self:
                 del _bindings[module]
-            gated = module.__dict__.get("forward")
-            if isinstance(gated, GatedForward) and gated.binding is self:
-                gated.restore(module)
+            _take_gate(self, module)
         if self._targets is not None and self._bound.word:
             self._targets.detach()
         self._aliases = Aliases()
@@ -153,33 +152,59 @@ class Binding:
         self._targets = Targets(layout, self._models, self._asked)
 
 
-class GatedForward:
-    """Stands in a module's instance dictionary in front of its `forward`. Copies and pickles of the module
-    are unbound."""
+class GatedCall:
+    """Stands in a module's instance dictionary in front of one of its methods. Copies and pickles come out unbound."""
 
-    def __init__(self, binding: Binding, module: nn.Module) -> None:
-        self.binding = binding
+    def __init__(self, binding: Binding, module: nn.Module, name: str) -> None:
+        self.binding, self.name = binding, name
         self._module = weakref.ref(module)
-        self._before = module.__dict__.get("forward")
-        self._forward = module.forward
+        self._before = module.__dict__.get(name)
+        self._method = getattr(module, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.binding.call(self._forward, *args, **kwargs)
+        return self.binding.call(self._method, *args, **kwargs)
 
     def restore(self, module: nn.Module) -> None:
         """Take this wrapper off its module."""
         if self._before is None:
-            del module.__dict__["forward"]
+            del module.__dict__[self.name]
         else:
-            module.__dict__["forward"] = self._before
+            module.__dict__[self.name] = self._before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = self._module()
-        return getattr(memo.get(id(module), module), "forward")  # noqa: B009 - the copy's own, from its class
+        return getattr(memo.get(id(module), module), self.name)
 
     def __reduce__(self) -> Any:
-        # While the module's state is being restored it has no instance attributes yet: this finds its class's forward.
-        return getattr, (self._module(), "forward")
+        # While the module's state is being restored it has no instance attributes yet: this finds its class's method.
+        return getattr, (self._module(), self.name)
+
+
+class GatedHooks(GatedCall):
+    """In front of `_call_impl`, which runs the module's hooks around `forward`: they belong to the forward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        assert module is not None
+        if module._forward_pre_hooks or module._forward_hooks:
+            return self.binding.call(self._method, *args, **kwargs)
+        return self._method(*args, **kwargs)
+
+
+def _put_gate(binding: Binding, module: nn.Module) -> None:
+    if module._compiled_call_impl is not None:
+        # `module.compile()`: the gate goes around the compiled call, not into what is traced.
+        module.__dict__["_compiled_call_impl"] = GatedCall(binding, module, "_compiled_call_impl")
+        return
+    module.__dict__["_call_impl"] = GatedHooks(binding, module, "_call_impl")
+    module.__dict__["forward"] = GatedCall(binding, module, "forward")
+
+
+def _take_gate(binding: Binding, module: nn.Module) -> None:
+    for name in ("forward", "_call_impl", "_compiled_call_impl"):
+        gated = module.__dict__.get(name)
+        if isinstance(gated, GatedCall) and gated.binding is binding:
+            gated.restore(module)
 
 
 def bind(subscriber: Subscriber, modules: nn.Module | Mapping[str, nn.Module], mode: str = "auto") -> Binding:

@@ -67,6 +67,11 @@ class Gate:
             self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
             action()
 
+    def disarm(self) -> None:
+        """No switch from now on. Its owner is let go: the two refer to each other."""
+        with self._lock:
+            self._has_news, self._switch = bool, lambda: None
+
     def _switch_when_empty(self) -> None:
         if self._inside:
             now = time.monotonic()

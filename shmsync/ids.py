@@ -16,8 +16,9 @@ def resolve(worker_ids: Any, num_workers: int, devices: Sequence[torch.device] =
 
     Raises WorkerIdError, naming the id and the valid range.
     """
-    if isinstance(worker_ids, (str, bytes)) or not isinstance(worker_ids, Iterable):
-        worker_ids = [worker_ids]
+    if hasattr(worker_ids, "__index__") or isinstance(worker_ids, (str, bytes)) or not isinstance(worker_ids, Iterable):
+        # Tensors and arrays have __index__ and __iter__, whatever their shape.
+        worker_ids = [worker_ids] if getattr(worker_ids, "ndim", 0) == 0 else list(worker_ids)
     found = [worker for one in worker_ids for worker in _workers(one, num_workers, devices)]
     return list(dict.fromkeys(found))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import MutableMapping
 from typing import Any
 
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch import Tensor, strided
 
 
@@ -38,8 +39,13 @@ def privatize(output: Any, aliases: Aliases) -> Any:
         new = [privatize(item, aliases) for item in output]
         if any(a is not b for a, b in zip(new, output, strict=True)):
             return kind(*new) if hasattr(output, "_fields") else kind(new)
+    elif isinstance(output, LazyStackedTensorDict):
+        for part in output.tensordicts:  # its items are stacked anew at each look, the parts are what is kept
+            privatize(part, aliases)
     elif is_tensor_collection(output) or isinstance(output, MutableMapping):
         _privatize_entries(output, aliases)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        _privatize_fields(output, aliases)
     return output
 
 
@@ -55,6 +61,13 @@ def _privatize_entries(entries: Any, aliases: Aliases) -> None:
             replaced[key] = new
     if replaced:
         _replace(entries, replaced)
+
+
+def _privatize_fields(output: Any, aliases: Aliases) -> None:
+    for field in dataclasses.fields(output):
+        value = getattr(output, field.name, None)
+        if (new := privatize(value, aliases)) is not value:
+            object.__setattr__(output, field.name, new)  # frozen ones too
 
 
 def _replace(entries: Any, replaced: dict[Any, Any]) -> None:

@@ -241,6 +241,7 @@ class _Control:
         if os.getpid() != pid:
             return
         self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
+        del self.mapping  # gone, even if somebody keeps the closed publisher
         if self.store is not None:
             self.store.close()
         self.locks.close()
@@ -275,9 +276,9 @@ class _Store:
             )
         finally:
             self._sources = {}
-        spare = slots.spare_slot(self.writer)
-        if spare is not None:
-            slots.drive(slots.give_back(self.writer, spare), self._perform)
+        for spare in slots.spare_slots(self.writer):
+            if slots.drive(slots.give_back(self.writer, spare), self._perform):
+                break  # one at a time: what is spare now may be needed by the next burst
         nbytes = sum(self.head.layout.leaves[i].nbytes for i in self._written)
         return slots.version_of(word), nbytes, len(self._written)
 
@@ -331,7 +332,8 @@ class _Store:
 
     def punch(self, slot: int) -> None:
         self._views.pop(slot, None)
-        segment.punch(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
+        if self.head.slot_mapped_nbytes:
+            segment.punch(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
 
     def wait(self) -> None:
         if time.monotonic() > self._deadline:
@@ -348,4 +350,5 @@ class _Store:
 
     def close(self) -> None:
         self._views.clear()
+        del self._top, self._rows, self._versions
         os.close(self.fd)

@@ -150,12 +150,12 @@ def settle(writer: Writer, slot: int, rows: Sequence[int], word: int) -> Steps[N
     yield ("unlock", slot)
 
 
-def spare_slot(writer: Writer) -> int | None:
-    """A slot that no push has needed for long, if there are more than the usual few."""
+def spare_slots(writer: Writer) -> list[int]:
+    """The slots that no push has needed for long, if there are more than the usual few; the longest unused first."""
     if len(writer.stamps) <= SPARE_SLOTS:
-        return None
-    slot = min(writer.stamps, key=lambda s: writer.used.get(s, 0))
-    return slot if writer.version - writer.used.get(slot, 0) >= IDLE_PUBLISHES else None
+        return []
+    idle = [slot for slot in writer.stamps if writer.version - writer.used.get(slot, 0) >= IDLE_PUBLISHES]
+    return sorted(idle, key=lambda slot: writer.used.get(slot, 0))
 
 
 def give_back(writer: Writer, slot: int) -> Steps[bool]:

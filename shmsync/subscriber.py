@@ -15,7 +15,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from . import roster, segment, slots, wire
+from . import ids, roster, segment, slots, wire
 from .errors import (
     ChannelClosed,
     ChannelCorrupt,
@@ -23,7 +23,6 @@ from .errors import (
     PublisherGone,
     ShmSyncError,
     WaitTimeout,
-    WorkerIdError,
 )
 from .handle import Handle
 from .layout import Layout
@@ -133,11 +132,12 @@ class Subscriber:
         self._forwards = 0
         self._warned_written = self._warned_moved = False
         self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
-        self._closed = weakref.finalize(self, _close, self._locks, self._pages)
+        self._open = True
+        self._end = weakref.finalize(self, _close, self._locks, self._pages)
         try:
             self._join(listed)
         except BaseException:
-            self._closed()
+            self._end()
             raise
 
     def _join(self, listed: bool) -> None:
@@ -149,11 +149,9 @@ class Subscriber:
                 raise PublisherGone(
                     f"The channel of pid {self.handle.pid} has ended; another one lives under its descriptor number"
                 )
-            if self.worker_id is not None and not 0 <= self.worker_id < self._head.subscribers:
-                raise WorkerIdError(
-                    f"Expected a worker id from 0 to {self._head.subscribers - 1}, got {self.worker_id}"
-                )
-            self._ctl = segment.Mapping(
+            if self.worker_id is not None:
+                (self.worker_id,) = ids.resolve([self.worker_id], self._head.subscribers)
+            self._ctl: segment.Mapping | None = segment.Mapping(
                 fd, 0, size, prot=segment.PROT_READ | segment.PROT_WRITE, flags=segment.MAP_SHARED
             )
             # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
@@ -176,7 +174,8 @@ class Subscriber:
     @property
     def seen(self) -> int:
         """The newest version that is addressed to this subscriber. Contract: two memory reads."""
-        data = self._find_data()
+        self._check_open()
+        data = self._look_for_data()
         if data is None:
             return 0
         version = slots.version_of(data.newest())
@@ -192,17 +191,20 @@ class Subscriber:
     @property
     def layout(self) -> Layout | None:
         """The channel's table of leaves, or None before the publisher has weights."""
-        data = self._find_data()
+        self._check_open()
+        data = self._look_for_data()
         return data.head.layout if data else None
 
     def publisher_alive(self) -> bool:
         """Whether the channel's owner still lives and has not closed it."""
         self._check_open()
+        assert self._ctl is not None
         return self._locks.owner_alive() and not self._ctl.words(wire.CTL_CLOSED_OFFSET, 1)[0]
 
     def peers(self) -> list[RosterLine]:
         """The roster lines of all live subscribers of the channel."""
         self._check_open()
+        assert self._ctl is not None
         return roster.read(self._ctl, self._locks, self._head.subscribers)
 
     def stats(self) -> dict[str, int]:
@@ -274,12 +276,17 @@ class Subscriber:
         return self._used
 
     def close(self) -> None:
-        """Unbind all modules (they keep their values), end the leases, unmap. A second call does nothing."""
+        """Unbind all modules (they keep their values) and let go of the channel. A second call does nothing.
+
+        A lease that is still held keeps its slot until it ends.
+        """
         for binding in list(self._bindings):
             binding.unbind()
         with self._mutex:
-            self._closed()
-            self._data = None
+            self._open = False
+            # The roster's mapping holds the claim on the line.
+            self._line = self._ctl = None
+        self._end_if_unused()
 
     def __enter__(self) -> Subscriber:
         return self
@@ -346,15 +353,13 @@ class Subscriber:
 
     def _look_for_data(self) -> _Data | None:
         """As `_find_data`, but a publisher that has ended before its first weights were mapped is no news."""
-        if not self._data_word[0]:
-            return None
         try:
             return self._find_data()
         except PublisherGone:
             return None
 
     def _find_data(self) -> _Data | None:
-        if self._data is None and self._closed.alive and self._data_word[0]:
+        if self._data is None and self._open and self._data_word[0]:
             with self._mutex:
                 if self._data is None:
                     self._data = _Data(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
@@ -398,6 +403,14 @@ class Subscriber:
                 pass
             finally:
                 self._mutex.release()
+        if not self._open:
+            self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        """After close(): give up locks, descriptors and mappings, once the last lease has ended."""
+        if self._data is None or not self._data.holder.counts:
+            self._end()
+            self._data = None
 
     def _drop_private(self, slot: int) -> None:
         mapped = self._data.mapped.get(slot) if self._data else None
@@ -419,7 +432,7 @@ class Subscriber:
             )
 
     def _check_open(self) -> None:
-        if not self._closed.alive:
+        if not self._open:
             raise ChannelClosed(f"Subscriber {self.name!r} is closed")
         if os.getpid() != self._pid:
             raise ShmSyncError(

@@ -39,6 +39,8 @@ class Targets:
         self._layout, self._models, self._mode = layout, models, mode
         self._mapped: list[Target] = []
         self._resolve()
+        # Two Parameters over one memory are tied as well; once they are mapped, that can't be told any more.
+        self._origin = {id(target.tensor): identity(target.tensor) for target in self._unique}
 
     @property
     def mode(self) -> str:
@@ -61,7 +63,7 @@ class Targets:
 
     def detach(self) -> None:
         """Give mapped parameters memory of their own, with the values that they show now; tied ones stay tied."""
-        _privatize(self._mapped)
+        self._privatize(self._mapped)
 
     def aliases(self, begin: int, end: int) -> Aliases:
         """What outputs must not alias, for the slot mapped from `begin` to `end`."""
@@ -134,6 +136,14 @@ class Targets:
             ]
             raise BindingError("mode='map' is not possible, use mode='copy':\n" + "\n".join(lines))
 
+    def _privatize(self, targets: Iterable[Target]) -> None:
+        private: dict[Any, Tensor] = {}
+        for target in targets:
+            key = self._origin.get(id(target.tensor), id(target.tensor)), target.leaf
+            if key not in private:
+                private[key] = target.tensor.data.clone()
+            target.tensor.data = private[key]
+
     def _follow_module(self) -> None:
         """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
         if all(_now(t.place) is t.tensor for t in self._all) and _addresses(self._unique) == self._addresses:
@@ -144,7 +154,7 @@ class Targets:
         except (LayoutMismatch, BindingError) as error:
             raise BindingLost(f"The bound parameters are no longer the module's own. {error}") from error
         kept = {id(target.tensor) for target in self._mapped}
-        _privatize([target for target in before if id(target.tensor) not in kept])
+        self._privatize([target for target in before if id(target.tensor) not in kept])
 
 
 def _now(place: Place) -> Any:
@@ -154,15 +164,6 @@ def _now(place: Place) -> Any:
 
 def _addresses(targets: list[Target]) -> list[int]:
     return [target.tensor.data_ptr() for target in targets]
-
-
-def _privatize(targets: Iterable[Target]) -> None:
-    private: dict[tuple[Any, ...], Tensor] = {}
-    for target in targets:
-        shared = identity(target.tensor.data)
-        if shared not in private:
-            private[shared] = target.tensor.data.clone()
-        target.tensor.data = private[shared]
 
 
 def _check_ties(found: Iterable[Target]) -> None:

@@ -84,7 +84,7 @@ def flatten(weights: Any) -> dict[str, Named]:
 
 def _walk(value: Any, path: str) -> Iterator[Named]:
     # TensorDictParams is a module too, and its entries are reached better as a TensorDict's.
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and path:
         yield Named(path.replace(_COMPILED, ""), value)
     elif isinstance(value, TensorDictBase) or is_tensor_collection(value):
         yield from _walk_items(value, path)
@@ -120,10 +120,10 @@ def check_leaves(table: Mapping[str, Named]) -> None:
 
 def unsupported(tensor: Tensor) -> str | None:
     """Why a tensor cannot be shared, or None if it can."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.dtype in DTYPE_CODES:
-        # The usual case first, this runs for every leaf of every publish.
-        if not (tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.ndim > MAX_RANK):
-            return None
+    # The usual case first, this runs for every leaf of every publish.
+    plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.dtype in DTYPE_CODES
+    if plain and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.ndim > MAX_RANK):
+        return None
     only = "only plain dense tensors can be shared"
     faults = (
         (is_lazy(tensor), "a lazy parameter without a shape; run one forward first"),

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from shmsync import LayoutMismatch
-from tests.helpers.models import filled, fill, snapshot, uniform
+from tests.helpers.models import fill, filled, snapshot, uniform
 
 SHAPES = {"a.weight": (2, 3), "a.bias": (3,), "b.weight": (4,)}
 
@@ -54,7 +54,7 @@ def as_models(weights: dict[str, torch.Tensor]) -> dict:
     """Several models: the top-level names are modules."""
     tree = as_nested(weights)
     return {
-        name: as_module({name_: value for name_, value in flat_items(branch)}) if isinstance(branch, dict) else branch
+        name: as_module(dict(flat_items(branch))) if isinstance(branch, dict) else branch
         for name, branch in tree.items()
     }
 

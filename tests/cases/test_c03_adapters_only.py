@@ -1,6 +1,7 @@
 """C03: a partial push writes the adapter and leaves the base alone.
 
-Mutants: complete a partial push from the slot's old content instead of the newest version; count the bytes of all leaves.
+Mutants: complete a partial push from the slot's old content instead of the newest version; count the bytes of all
+leaves.
 """
 
 import pytest

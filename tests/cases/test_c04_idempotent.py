@@ -17,7 +17,7 @@ class WithExtra(nn.Linear):
     """Extra state is part of the state dict, but no tensor."""
 
     def __init__(self) -> None:
-        super().__init__(3, 3)
+        super().__init__(4, 3)
         self.extra = {"steps": 3}
 
     def get_extra_state(self) -> dict:

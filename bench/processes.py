@@ -1,0 +1,137 @@
+"""Child processes that serve an object's methods over a pipe and never outlive their parent.
+
+They are forked from a process that has imported everything and started no thread, so that eight workers of eight rivals
+start at once and share what they have imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_fork = multiprocessing.get_context("fork")
+
+
+class ChildFailed(RuntimeError):
+    """A child raised, or ended, or did not answer in time. The message holds its traceback."""
+
+
+class Child:
+    """A process that makes ``factory(*args)`` and serves its methods, ``close()`` last.
+
+    Contract: `call` blocks for the answer; the process ends with `end()`, or with its parent.
+    """
+
+    def __init__(self, name: str, factory: Callable[..., Any], *args: Any) -> None:
+        self.name = name
+        self._pipe, theirs = _fork.Pipe()
+        # Output that is still in a buffer would be written by both processes.
+        sys.stdout.flush()
+        self._process = _fork.Process(target=_serve, args=(theirs, factory, args), name=name)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid or 0
+
+    def send(self, method: str, *args: Any) -> None:
+        """Ask without waiting."""
+        try:
+            self._pipe.send((method, args))
+        except OSError as error:
+            raise ChildFailed(f"{self.name} (pid {self.pid}) is gone") from error
+
+    def receive(self, timeout: float = 120.0) -> Any:
+        """The answer to the oldest open question. Raises ChildFailed."""
+        try:
+            if not self._pipe.poll(timeout):
+                raise ChildFailed(f"{self.name} (pid {self.pid}) did not answer within {timeout} s")
+            good, answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ChildFailed(f"{self.name} (pid {self.pid}) ended without an answer") from error
+        if not good:
+            raise ChildFailed(f"{self.name} (pid {self.pid}): {answer}")
+        return answer
+
+    def call(self, method: str, *args: Any, timeout: float = 120.0) -> Any:
+        """Ask and wait."""
+        self.send(method, *args)
+        return self.receive(timeout)
+
+    def end(self, timeout: float = 15.0) -> None:
+        """Let it close what it has; kill it if that takes too long."""
+        try:
+            self._pipe.send(None)
+        except OSError:
+            pass
+        self._process.join(timeout)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+
+def _serve(pipe: Any, factory: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    die_with_parent()
+    _raise_descriptor_limit()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us in order
+    served: Any = None
+    try:
+        served = factory(*args)
+        while (question := pipe.recv()) is not None:
+            method, arguments = question
+            pipe.send(_answer(getattr(served, method), arguments))
+    except EOFError:
+        pass
+    except BaseException:
+        _try_send(pipe, (False, traceback.format_exc()))
+    try:
+        if hasattr(served, "close"):
+            served.close()
+    finally:
+        # Past the shutdown of foreign libraries' threads, which is not what is measured here.
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        return True, method(*arguments)
+    except Exception:
+        return False, traceback.format_exc()
+
+
+def _try_send(pipe: Any, message: object) -> None:
+    try:
+        pipe.send(message)
+    except OSError:
+        pass
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _raise_descriptor_limit() -> None:
+    """torch passes one descriptor per shared tensor; 2000 of them are more than many soft limits."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

@@ -1,0 +1,63 @@
+"""shmsync: its RPCWeightUpdater in the five-argument form, with notifications by RPC or in memory alone."""
+
+from __future__ import annotations
+
+from tensordict import TensorDict
+
+from .. import rpcnet
+from ..policy import ProbePolicy
+from ..processes import free_port
+from ..standin import StandIn
+from .base import Rival
+
+
+class ShmSync(Rival):
+    """Awaited notifications, the default."""
+
+    title = "shmsync"
+    notify = "rpc"
+
+    @classmethod
+    def footprint(cls, workers: int) -> int:
+        return 1 + 3 + 1  # the trainer's own, slots, and for a moment a worker's first weights
+
+    def prepare(self) -> None:
+        import shmsync.torchrl.updater  # noqa: F401 - so that workers need not import it at their first message
+
+        self._port = free_port()
+
+    def connect(self, policy: ProbePolicy) -> None:
+        from shmsync import RPCWeightUpdater
+
+        rpcnet.start(0, self.workers + 1, self._port)
+        infos, rrefs = rpcnet.collectors(self.workers)
+        weights = TensorDict.from_module(policy).data.lock_()
+        self.updater = RPCWeightUpdater(infos, StandIn, rrefs, weights, self.workers, notify=self.notify)
+        self.updater.init()
+
+    def send(self) -> None:
+        self.updater.push_weights()
+
+    def slots(self) -> int:
+        return self.updater._publisher.stats()["slots"]
+
+    def finish(self) -> None:
+        self.updater.close()
+
+    def close(self) -> None:
+        rpcnet.stop()
+
+    def join(self, stand_in: StandIn) -> None:
+        rpcnet.offer(stand_in)
+        rpcnet.start(stand_in.worker_idx + 1, self.workers + 1, self._port)
+
+    def leave(self) -> None:
+        rpcnet.stop()
+
+
+class ShmSyncMemory(ShmSync):
+    """No message at all: workers see the news at their next forward."""
+
+    title = "shmsync, notify=memory"
+    notify = "memory"
+    confirms = False
