@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,16 +48,24 @@ class Board:
 
     def wait_forwards(self, since: np.ndarray, count: int, timeout: float = 60.0) -> None:
         """Until every worker has done `count` more forwards than `since`."""
-        self._wait(lambda: (self._words[1:, _FORWARDS] >= since + count).all(), timeout, f"{count} forwards")
+
+        def done() -> bool:
+            return bool((self._words[1:, _FORWARDS] >= since + count).all())
+
+        self._wait(done, timeout, f"{count} forwards")
 
     def wait_seen(self, value: int, timeout: float = 60.0) -> int:
         """Until every worker has done a forward on `value`; when the last of them ended its first, in monotonic ns."""
-        self._wait(lambda: (self._words[1:, _SEEN] == value).all(), timeout, f"a forward on version {value}")
+
+        def done() -> bool:
+            return bool((self._words[1:, _SEEN] == value).all())
+
+        self._wait(done, timeout, f"a forward on version {value}")
         return int(self._words[1:, _SEEN_NS].max())
 
-    def _wait(self, done: object, timeout: float, what: str) -> None:
+    def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         deadline = time.monotonic() + timeout
-        while not done():  # type: ignore[operator]
+        while not done():
             if time.monotonic() > deadline:
                 seen, forwards = self._words[1:, _SEEN].tolist(), self._words[1:, _FORWARDS].tolist()
                 raise TimeoutError(f"Expected {what} within {timeout} s; workers saw {seen} in {forwards} forwards")

@@ -17,8 +17,8 @@ def usage() -> Usage:
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    status = _table("/proc/self/status")
-    rollup = _table("/proc/self/smaps_rollup")
+    status = table("/proc/self/status")
+    rollup = table("/proc/self/smaps_rollup")
     return {
         "anon": status["RssAnon"],
         "shmem": status["RssShmem"],
@@ -33,11 +33,12 @@ def grown(before: Usage) -> Usage:
     return {key: now[key] - before[key] for key in now}
 
 
-def _table(path: str) -> dict[str, int]:
+def table(path: str) -> dict[str, int]:
+    """The lines of a file in /proc that are in kB, in bytes."""
     lines = (line.split() for line in Path(path).read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
 
 
 def available_nbytes() -> int:
     """What the system could give without swapping."""
-    return _table("/proc/meminfo")["MemAvailable"]
+    return table("/proc/meminfo")["MemAvailable"]

@@ -23,7 +23,7 @@ def value_of(version: int) -> int:
 
 
 class ProbePolicy(nn.Module):
-    """A workload's module with memory; its forward reads every element, layer by layer, as a forward of batch 1 does."""
+    """A workload's module with memory; its forward reads every element, layer by layer, as one of batch 1 does."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()

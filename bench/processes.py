@@ -6,6 +6,7 @@ start at once and share what they have imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -71,10 +72,8 @@ class Child:
 
     def end(self, timeout: float = 15.0) -> None:
         """Let it close what it has; kill it if that takes too long."""
-        try:
+        with contextlib.suppress(OSError):
             self._pipe.send(None)
-        except OSError:
-            pass
         self._process.join(timeout)
         if self._process.is_alive():
             self._process.kill()
@@ -113,10 +112,8 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[boo
 
 
 def _try_send(pipe: Any, message: object) -> None:
-    try:
+    with contextlib.suppress(OSError):
         pipe.send(message)
-    except OSError:
-        pass
 
 
 def die_with_parent() -> None:

@@ -1,8 +1,8 @@
 """memmove with streaming stores, in a process of its own: ``python -m bench.streaming NBYTES THREADS``.
 
-glibc chooses them by size, from a threshold that on large caches lies at hundreds of megabytes, and reads that only when
-a process starts. Above its threshold it interleaves four pages, the fastest plain copy known here. Each line on stdin
-(the number of buffers to rotate over) is answered by one on stdout (seconds, and 1 if the bytes are right).
+glibc chooses them by size, from a threshold that on large caches lies at hundreds of megabytes, and reads that only
+when a process starts. Above its threshold it interleaves four pages, the fastest plain copy known here. Each line on
+stdin (the number of buffers to rotate over) is answered by one on stdout (seconds, and 1 if the bytes are right).
 """
 
 from __future__ import annotations

@@ -29,16 +29,15 @@ from typing import Any
 
 import torch
 from ppo import Learner, evaluate, finished_returns, make_actor, make_env
-from report import Push, Run, Step, conclude, progress, save_curve
+from report import EPISODES, Push, Run, Step, conclude, progress, save_curve
 from torch.distributed import rpc
 from torchrl.collectors import Collector
 from torchrl.collectors.distributed import RPCCollector
 
 WORKERS = 2
 FRAMES_PER_WORKER = 1024  # 8 environments x 128 steps
-EPISODES = 50  # the mean return is that of the last 50 training episodes
 EVALUATION_EPISODES = 16
-MAX_FRAMES = 100_000_000  # torchrl wants a limit; ours is --max-seconds
+MAX_FRAMES = 100_000_000  # the limit is --max-seconds; with total_frames=-1 an RPCCollector yields nothing
 
 # torch.distributed warns about its own process group when RPC starts; nothing here could use another.
 warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
@@ -63,6 +62,7 @@ def late_torchrl_updater() -> Any:
 
 
 def make_collector(args: argparse.Namespace, actor: torch.nn.Module) -> RPCCollector:
+    """Start the workers and wait for them; the policy that they begin with is the trainer's."""
     collector = RPCCollector(
         [partial(make_env, seed=1000 * args.seed + worker) for worker in range(WORKERS)],
         actor,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+EPISODES = 50  # the mean return is that of the last so many training episodes
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -171,7 +172,7 @@ def _run_rows(run: Run) -> list[tuple[str, str]]:
     return [
         ("wall time", f"{run.seconds:.1f} s (starting the workers included)"),
         ("frames", f"{run.frames:,}"),
-        ("final return", f"{run.steps[-1].mean_return:.1f} (mean of the last 50 training episodes)"),
+        ("final return", f"{run.steps[-1].mean_return:.1f} (mean of the last {EPISODES} training episodes)"),
         ("evaluation", f"{mean:.1f} (deterministic, {len(run.evaluation)} episodes, worst {worst:.0f})"),
     ]
 
@@ -198,7 +199,7 @@ def save_curve(run: Run) -> Path:
         axis.axhline(run.args.target, linestyle="--", color="gray", label=f"target {run.args.target:g}")
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("mean return of the last 50 episodes")
+    axes[0].set_ylabel(f"mean return of the last {EPISODES} episodes")
     axes[0].set_ylim(0, 500)
     axes[0].legend(loc="lower right")
     figure.suptitle(f"CartPole-v1 · {_updater_name(run)} · seed {run.args.seed}")

@@ -108,6 +108,10 @@ class Binding:
         self._gate.exclusive(self._let_go)
         self._gate.disarm()
 
+    def after_fork_in_child(self) -> None:
+        """Its subscriber goes on in the child, and so does this."""
+        self._gate.after_fork_in_child()
+
     def _let_go(self) -> None:
         if not self._open:
             return

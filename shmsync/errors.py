@@ -10,6 +10,7 @@ ShmSyncError
 │   ├── ChannelUnreachable                 another host, pid namespace or user
 │   ├── ChannelCorrupt                     the shared bytes do not validate
 │   ├── PublisherGone                      the owner process has ended
+│   ├── NotAttached                        a notification to a worker that follows no such channel
 │   └── NotThePublisher                    another process or a copy tried to publish
 ├── LimitError             (RuntimeError)  no room
 │   ├── SlotsExhausted     (TimeoutError)  max_slots reached and all leased
@@ -103,6 +104,10 @@ class ChannelCorrupt(ChannelError):
 
 class PublisherGone(ChannelError):
     """The process that owned the channel has ended; weights already mapped stay readable."""
+
+
+class NotAttached(ChannelError):
+    """A notification came to a worker that has not attached, or has been started anew."""
 
 
 class NotThePublisher(ChannelError):

@@ -67,6 +67,13 @@ class Gate:
             self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
             action()
 
+    def after_fork_in_child(self) -> None:
+        """Only the forking thread is left, and it may be inside."""
+        me = threading.get_ident()
+        self._inside = {me: self._inside[me]} if me in self._inside else {}
+        self._lock = threading.Lock()
+        self._empty = threading.Condition(self._lock)
+
     def disarm(self) -> None:
         """No switch from now on. Its owner is let go: the two refer to each other."""
         with self._lock:

@@ -30,26 +30,33 @@ def privatize(output: Any, aliases: Aliases) -> Any:
 
     Contract: returns the very same object where nothing aliases; clones stay in the autograd graph.
     """
-    kind = type(output)
-    if kind is TensorDict or kind is dict:
-        _privatize_entries(output, aliases)
-    elif isinstance(output, Tensor):
+    if type(output) is TensorDict:
+        _privatize_entries(output, aliases, output)
+        return output
+    return _privatize(output, aliases, None)
+
+
+def _privatize(output: Any, aliases: Aliases, root: Any) -> Any:
+    """`root`: the outermost TensorDict on the way, whose lock holds for all below it."""
+    if isinstance(output, Tensor):
         return output.clone() if output in aliases else output
-    elif isinstance(output, (tuple, list)):
-        new = [privatize(item, aliases) for item in output]
+    if isinstance(output, (tuple, list)):
+        new = [_privatize(item, aliases, root) for item in output]
         if any(a is not b for a, b in zip(new, output, strict=True)):
-            return kind(*new) if hasattr(output, "_fields") else kind(new)
+            return type(output)(*new) if hasattr(output, "_fields") else type(output)(new)
     elif isinstance(output, LazyStackedTensorDict):
         for part in output.tensordicts:  # its items are stacked anew at each look, the parts are what is kept
-            privatize(part, aliases)
-    elif is_tensor_collection(output) or isinstance(output, MutableMapping):
-        _privatize_entries(output, aliases)
+            _privatize(part, aliases, output if root is None else root)
+    elif is_tensor_collection(output):
+        _privatize_entries(output, aliases, output if root is None else root)
+    elif isinstance(output, MutableMapping):
+        _privatize_entries(output, aliases, root)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        _privatize_fields(output, aliases)
+        _privatize_fields(output, aliases, root)
     return output
 
 
-def _privatize_entries(entries: Any, aliases: Aliases) -> None:
+def _privatize_entries(entries: Any, aliases: Aliases, root: Any) -> None:
     # This runs at every forward, mostly over tensors that alias nothing: no call for those but the one for the address.
     begin, end, look_closer = aliases.begin, aliases.end, bool(aliases.storages)
     replaced: dict[Any, Any] = {}
@@ -57,24 +64,24 @@ def _privatize_entries(entries: Any, aliases: Aliases) -> None:
         if type(value) is Tensor and value.layout is strided:
             if begin <= value.data_ptr() < end or (look_closer and value in aliases):
                 replaced[key] = value.clone()
-        elif (new := privatize(value, aliases)) is not value:
+        elif (new := _privatize(value, aliases, root)) is not value:
             replaced[key] = new
     if replaced:
-        _replace(entries, replaced)
+        _replace(entries, replaced, root)
 
 
-def _privatize_fields(output: Any, aliases: Aliases) -> None:
+def _privatize_fields(output: Any, aliases: Aliases, root: Any) -> None:
     for field in dataclasses.fields(output):
         value = getattr(output, field.name, None)
-        if (new := privatize(value, aliases)) is not value:
+        if (new := _privatize(value, aliases, root)) is not value:
             object.__setattr__(output, field.name, new)  # frozen ones too
 
 
-def _replace(entries: Any, replaced: dict[Any, Any]) -> None:
-    locked = getattr(entries, "is_locked", False)
+def _replace(entries: Any, replaced: dict[Any, Any], root: Any) -> None:
+    locked = root is not None and root.is_locked
     if locked:
-        entries.unlock_()
+        root.unlock_()
     for key, value in replaced.items():
         entries[key] = value
     if locked:
-        entries.lock_()
+        root.lock_()

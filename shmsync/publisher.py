@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import ids, roster, segment, slots, wire
+from . import forks, ids, roster, segment, slots, wire
 from .copying import copy_all
 from .errors import (
     ChannelClosed,
@@ -82,6 +82,7 @@ class Publisher:
         self._control = _Control(self._pid, max_subscribers, most, self.name)
         self._store: _Store | None = None
         self._finalizer = weakref.finalize(self, _Control.close, self._control, self._pid)
+        forks.watch(self)
         if layout is not None:
             self._store = self._control.define(layout, timeout)
 
@@ -190,6 +191,20 @@ class Publisher:
             "a Subscriber there"
         )
 
+    def before_fork(self) -> None:
+        """No publish is in the middle of anything while the process is copied."""
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """The channel is the parent's: its descriptors here would keep the owner lock alive after its death."""
+        self._mutex = threading.Lock()
+        if self._finalizer.detach():
+            self._control.abandon()
+
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise NotThePublisher(
@@ -235,6 +250,13 @@ class _Control:
 
     def roster(self) -> list[RosterLine]:
         return roster.read(self.mapping, self.locks, self.head.subscribers)
+
+    def abandon(self) -> None:
+        """Close the descriptors and nothing else."""
+        self.locks.close()
+        os.close(self._fd)
+        if self.store is not None:
+            os.close(self.store.fd)
 
     def close(self, pid: int) -> None:
         """Contract: in a forked child it does nothing, the channel is the parent's."""

@@ -6,27 +6,25 @@ plain numbers travel.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
 
 from .binding import Binding
-from .errors import BindingError, ChannelError, ChannelUnreachable
+from .errors import BindingError, ChannelUnreachable, NotAttached, ShmSyncError
 from .handle import Handle
 from .subscriber import Subscriber
 
-# What a worker answers: the version in use, and the newest version that it has seen.
+# What a worker answers: the version in use, and the newest version that it has seen ...
 Answer = tuple[int, int]
+# ... or the name of an error's class and its text: RPC itself would turn any error into a RuntimeError.
+Failure = tuple[str, str]
 Subscribe = Callable[..., Subscriber]
-
-
-class NotAttached(ChannelError):
-    """A notification came to a worker that has not attached, or has been started anew."""
 
 
 class Attachment(Protocol):
@@ -73,26 +71,57 @@ def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = M
         known = _attached.get((handle.nonce, worker_id))
         if known is not None and known.target is target:
             return known
-        made = make(target, functools.partial(_subscribe, handle, worker_id))
+        made = _make(target, handle, worker_id, make)
         _forget(handle.nonce, worker_id)
+        forget(target)  # what it followed before, a channel of an earlier trainer, say
         _attached[handle.nonce, worker_id] = made
         return made
 
 
-def attach(rref: Any, handle_text: str, worker_id: int) -> Answer:
+def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachment:
+    subscribers: list[Subscriber] = []
+
+    def subscribe(*, listed: bool = True) -> Subscriber:
+        subscribers.append(_subscribe(handle, worker_id, listed))
+        return subscribers[-1]
+
+    try:
+        return make(target, subscribe)
+    except BaseException:
+        for subscriber in subscribers:
+            subscriber.close()
+        raise
+
+
+def answer(attached: Callable[[], Attachment]) -> Answer | Failure:
+    """What an attachment says when it is notified, or the failure to say it."""
+    try:
+        return attached().notified()
+    except ShmSyncError as error:
+        return type(error).__name__, str(error)
+    except Exception as error:
+        return type(error).__name__, f"{error}\n{traceback.format_exc()}"
+
+
+def attach(rref: Any, handle_text: str, worker_id: int) -> Answer | Failure:
     """RPC entry: attach the object that `rref` owns here, and answer as for a notification."""
-    return attach_object(rref.local_value(), handle_text, worker_id).notified()
+    return answer(lambda: attach_object(rref.local_value(), handle_text, worker_id))
 
 
-def notify(nonce: str, worker_id: int, version: int) -> Answer:
+def notify(nonce: str, worker_id: int, version: int) -> Answer | Failure:
     """RPC entry: `version` is a hint that there is news; what is taken is what the shared rows say."""
+    return answer(lambda: attached_as(nonce, worker_id))
+
+
+def attached_as(nonce: str, worker_id: int) -> Attachment:
+    """The attachment of a worker to a channel. Raises NotAttached."""
     with _lock:
         known = _attached.get((nonce, worker_id))
     if known is None:
         raise NotAttached(
             f"Worker {worker_id} (pid {os.getpid()} on {socket.gethostname()}) has not attached to channel {nonce}"
         )
-    return known.notified()
+    return known
 
 
 def detach(nonce: str, worker_id: int) -> None:
@@ -114,7 +143,7 @@ def _forget(nonce: str, worker_id: int) -> None:
         old.close()
 
 
-def _subscribe(handle: Handle, worker_id: int, *, listed: bool = True) -> Subscriber:
+def _subscribe(handle: Handle, worker_id: int, listed: bool) -> Subscriber:
     try:
         return Subscriber(handle, worker_id=worker_id, name=f"worker-{worker_id}", listed=listed)
     except ChannelUnreachable as error:

@@ -125,7 +125,7 @@ class Mapping:
         self.address: int = address
         self.nbytes = nbytes
         self.buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-        end = weakref.finalize(self.buffer, _libc.munmap, address, nbytes)
+        end = weakref.finalize(self.buffer, _unmap, address, nbytes, os.getpid())
         end.atexit = False  # the process's end unmaps everything, and tensors may outlive the interpreter's hooks
 
     def advise(self, advice: int) -> None:
@@ -141,6 +141,12 @@ class Mapping:
         """`count` aligned u64 words at `offset`; each is loaded and stored in one go."""
         view = memoryview(self.buffer).cast("B")[offset : offset + 8 * count]
         return view.cast("Q")
+
+
+def _unmap(address: int, nbytes: int, pid: int) -> None:
+    # In a forked child the range may be something else's: publishers' mappings are not inherited.
+    if os.getpid() == pid:
+        _libc.munmap(address, nbytes)
 
 
 def map_shared(fd: int, offset: int, nbytes: int) -> Mapping:

@@ -111,9 +111,10 @@ def pick(writer: Writer, live: set[int]) -> Steps[int]:
         for slot in sorted(writer.stamps, key=lambda s: -writer.used.get(s, 0)):
             if slot not in live and (yield ("try_exclusive", slot)):
                 return slot
-        fresh = next((s for s in range(writer.max_slots) if s not in writer.stamps and s not in live), None)
-        if fresh is not None and (yield ("try_exclusive", fresh)):
-            return fresh
+        for slot in range(writer.max_slots):
+            # More than one try: a subscriber that comes late may hold one for a moment, or be stopped just then.
+            if slot not in writer.stamps and slot not in live and (yield ("try_exclusive", slot)):
+                return slot
         yield ("wait",)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from . import ids, roster, segment, slots, wire
+from . import forks, ids, roster, segment, slots, wire
 from .errors import (
     ChannelClosed,
     ChannelCorrupt,
@@ -139,6 +139,7 @@ class Subscriber:
         except BaseException:
             self._end()
             raise
+        forks.watch(self)
 
     def _join(self, listed: bool) -> None:
         fd = segment.reopen(self._locks.fd, os.O_RDWR)
@@ -335,6 +336,36 @@ class Subscriber:
         self._forwards += 1
         if self._line is not None:
             self._line.ran(self._forwards)
+
+    def before_fork(self) -> None:
+        """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
+        self._mutex.acquire()
+        self._for_child: Locks | None = None
+        if self._end.alive:
+            self._for_child = Locks(segment.reopen(self._locks.fd, os.O_RDONLY))
+            for slot in self._data.holder.counts if self._data else ():
+                self._for_child.try_shared(slot)
+
+    def after_fork_in_parent(self) -> None:
+        """The child has the description, so it is closed here."""
+        if self._for_child is not None:
+            self._for_child.close()
+        self._leave()
+
+    def after_fork_in_child(self) -> None:
+        """Go on as a subscriber of its own, with the same leases and a line of its own."""
+        self._mutex, self._pid = threading.Lock(), os.getpid()
+        if self._for_child is None:
+            return
+        self._end.detach()
+        self._locks.close()
+        self._locks, self._pages = self._for_child, PrivatePages()
+        self._end = weakref.finalize(self, _close, self._locks, self._pages)
+        self._line = self._ctl = None
+        if self._open:
+            self._join(listed=True)
+        for binding in self._bindings:
+            binding.after_fork_in_child()
 
     def _uses(self, version: int) -> None:
         self._used = version

@@ -59,7 +59,7 @@ class Targets:
             target.tensor.data = tensors[target.leaf]
         copied = self._copied + self._buffers
         copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
-        self._addresses = _addresses(self._unique)
+        self._addresses = [tensors[target.leaf].data_ptr() for target in self._mapped] + _addresses(copied)
 
     def detach(self) -> None:
         """Give mapped parameters memory of their own, with the values that they show now; tied ones stay tied."""
@@ -79,6 +79,7 @@ class Targets:
         self._mapped = [t for t in unique if not t.place.is_buffer and self._maps(t)]
         self._copied = [t for t in unique if not t.place.is_buffer and not self._maps(t)]
         self._unique = self._mapped + self._copied + self._buffers
+        self._watched = [(target.place.table, target.place.name, target.tensor) for target in self._all]
         self._addresses = _addresses(self._unique)
 
     def _matched(self) -> list[Target]:
@@ -144,9 +145,15 @@ class Targets:
                 private[key] = target.tensor.data.clone()
             target.tensor.data = private[key]
 
+    def _replaced(self) -> bool:
+        try:
+            return any(table[name] is not tensor for table, name, tensor in self._watched)
+        except KeyError:
+            return True
+
     def _follow_module(self) -> None:
         """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
-        if all(_now(t.place) is t.tensor for t in self._all) and _addresses(self._unique) == self._addresses:
+        if _addresses(self._unique) == self._addresses and not self._replaced():
             return
         before = self._mapped
         try:
@@ -155,11 +162,6 @@ class Targets:
             raise BindingLost(f"The bound parameters are no longer the module's own. {error}") from error
         kept = {id(target.tensor) for target in self._mapped}
         self._privatize([target for target in before if id(target.tensor) not in kept])
-
-
-def _now(place: Place) -> Any:
-    # Not .get(): a scripted module's tables do not have it.
-    return place.table[place.name] if place.name in place.table else None  # noqa: SIM401
 
 
 def _addresses(targets: list[Target]) -> list[int]:

@@ -22,4 +22,3 @@ PUSHING: dict[str, type[Rival]] = {
     "lock": SharedUnderLock,
     "ray": RayObjectStore,
 }
-OURS = ("shmsync", "shmsync-memory")

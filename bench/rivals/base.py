@@ -15,8 +15,8 @@ from ..workloads import Workload
 class Rival:
     """An adapter. The host calls ``prepare``, then starts workers, then ``connect`` while each worker runs ``join``.
 
-    ``title``: for tables. ``confirms``: whether `send` returns only when every idle worker has the weights (otherwise the
-    trainer goes on sooner, and workers look for news before a forward). ``countable``: whether the bytes it sends
+    ``title``: for tables. ``confirms``: whether `send` returns only when every idle worker has the weights (otherwise
+    the trainer goes on sooner, and workers look for news before a forward). ``countable``: whether the bytes it sends
     are visible to ``bench.counting``.
     """
 

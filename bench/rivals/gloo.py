@@ -1,7 +1,7 @@
 """gloo broadcast: torch.distributed, one flat buffer to all workers over loopback.
 
-Favourable to the rival: a worker's parameters are views of the buffer that it receives into, so nothing is copied there.
-A barrier confirms; a word at the head of the buffer tells a push from the end.
+Favourable to the rival: a worker's parameters are views of the buffer that it receives into, so nothing is copied
+there. A barrier confirms; a word at the head of the buffer tells a push from the end.
 """
 
 from __future__ import annotations

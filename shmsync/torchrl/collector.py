@@ -55,15 +55,12 @@ class CollectorAttachment:
         self._running = 0
         self._lock = threading.Lock()
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
-        try:
-            self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
-        except BaseException:
-            self._subscriber.close()
-            raise
+        self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
         self._binding.at_entry(self._stamp)
-        self._own = collector._wrapped_policy
-        setattr(collector, _CALLED_POLICY, PolicyProxy(self._binding, self._own))
-        self._methods = {name: getattr(collector, name) for name in ("next", "shutdown")}
+        self._own = _bare(collector._wrapped_policy)
+        self._proxy = PolicyProxy(self._binding, self._own)
+        setattr(collector, _CALLED_POLICY, self._proxy)
+        self._methods = {name: _bare(getattr(collector, name)) for name in ("next", "shutdown")}
         collector.next, collector.shutdown = self._next, self._shutdown
         if hasattr(collector, "policy_weights"):
             # It would keep the storages from before the binding alive, a second private copy of the weights.
@@ -77,9 +74,12 @@ class CollectorAttachment:
         return self._binding.version, self._subscriber.seen
 
     def close(self) -> None:
-        setattr(self.target, _CALLED_POLICY, self._own)
+        # A later attachment may have put its own in these places.
+        if getattr(self.target, _CALLED_POLICY, None) is self._proxy:
+            setattr(self.target, _CALLED_POLICY, self._own)
         for name, method in self._methods.items():
-            setattr(self.target, name, method)
+            if getattr(getattr(self.target, name), "__self__", None) is self:
+                setattr(self.target, name, method)
         self._subscriber.close()
 
     def _stamp(self, version: int) -> None:
@@ -104,6 +104,16 @@ class CollectorAttachment:
         shutdown = self._methods["shutdown"]
         remote.forget(self.target)
         return shutdown(*args, **kwargs)
+
+
+def _bare(called: Any) -> Any:
+    """What an earlier attachment has wrapped, or `called` itself."""
+    if isinstance(called, PolicyProxy):
+        return called.__dict__["_policy"]
+    earlier = getattr(called, "__self__", None)
+    if isinstance(earlier, CollectorAttachment):
+        return earlier._methods[called.__name__.lstrip("_")]
+    return called
 
 
 class OuterAttachment:
@@ -156,6 +166,6 @@ def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
     raise BindingError(f"Expected a collector, a module, or an object with a policy, got {type(target).__qualname__}")
 
 
-def attach(rref: Any, handle_text: str, worker_id: int) -> remote.Answer:
+def attach(rref: Any, handle_text: str, worker_id: int) -> remote.Answer | remote.Failure:
     """RPC entry: attach the collector that `rref` owns here, and answer as for a notification."""
-    return remote.attach_object(rref.local_value(), handle_text, worker_id, attachment).notified()
+    return remote.answer(lambda: remote.attach_object(rref.local_value(), handle_text, worker_id, attachment))

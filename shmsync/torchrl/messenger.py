@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import PythonUDF, serialize
 
-from .. import remote
+from .. import errors, remote
+from ..errors import NotAttached
 from ..handle import Handle
 from . import collector
 from .report import WorkerReport
@@ -26,6 +29,7 @@ class Messenger:
     def __init__(self, handle: Handle, rref_of: Callable[[int], Any]) -> None:
         self._handle, self._rref_of = handle, rref_of
         self._attached: set[int] = set()
+        self._sizes: dict[int, int] = {}
 
     def send(self, workers: Iterable[int], version: int, timeout: float) -> dict[int, Any]:
         """Send to all of them without waiting; the futures by worker. What can't be sent is an exception in
@@ -36,9 +40,7 @@ class Messenger:
         """Wait for all of them. A worker that has been started anew is attached again, in the time that is left."""
         reports = {worker: self._result(worker, future) for worker, future in futures.items()}
         lost = [
-            w
-            for w, report in reports.items()
-            if isinstance(report.error, remote.NotAttached) and deadline > time.monotonic()
+            w for w, report in reports.items() if isinstance(report.error, NotAttached) and deadline > time.monotonic()
         ]
         for worker, future in self.send(lost, version, deadline - time.monotonic()).items():
             reports[worker] = self._result(worker, future)
@@ -58,9 +60,12 @@ class Messenger:
         return [worker for worker in workers if worker not in self._attached]
 
     def message_nbytes(self, version: int) -> int:
-        """Bytes of one notification as RPC pickles it."""
-        call = PythonUDF(remote.notify, (self._handle.nonce, 0, version), {})
-        return len(serialize(call)[0])
+        """Bytes of one notification as RPC pickles it; measured again when the number gets longer."""
+        digits = version.bit_length() // 8
+        if digits not in self._sizes:
+            call = PythonUDF(remote.notify, (self._handle.nonce, 0, version), {})
+            self._sizes[digits] = len(serialize(call)[0])
+        return self._sizes[digits]
 
     def detach(self, timeout: float) -> None:
         """Tell the attached workers that the channel ends; those that can't be reached find out by themselves."""
@@ -98,6 +103,16 @@ class Messenger:
 
 def _outcome(future: Any) -> Any:
     try:
-        return future.wait()
+        answer = future.wait()
     except Exception as error:
         return TimeoutError(str(error)) if _TIMED_OUT in str(error) else error
+    return _rebuilt(*answer) if answer and isinstance(answer[0], str) else answer
+
+
+def _rebuilt(kind: str, text: str) -> Exception:
+    """The error that a worker reported, as the class it had there if that can be built from its text."""
+    found = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        with contextlib.suppress(TypeError):
+            return found(text)
+    return RuntimeError(f"{kind}: {text}")

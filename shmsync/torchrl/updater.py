@@ -300,7 +300,7 @@ class RPCWeightUpdater(UpdaterBase):
         report = self._report or PushReport(version, 0, 0)
         self._report = report
         report.workers.update({worker: WorkerReport() for worker in workers})
-        report.notification_nbytes += len(told) * messenger.message_nbytes(version)
+        report.notification_nbytes += len(told) * messenger.message_nbytes(version) if told else 0
         if wait:
             report.workers.update(messenger.collect(futures, version, deadline))
         else:

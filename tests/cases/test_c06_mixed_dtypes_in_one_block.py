@@ -3,8 +3,6 @@
 Mutants: align leaves to 4 bytes; copy through a common dtype; take the leaves in the order of the keys of each push.
 """
 
-import warnings
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -45,9 +43,6 @@ def block(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def every_dtype(seed: int = 0) -> dict[str, torch.Tensor]:
     """Odd sizes, so that unaligned offsets would show, each dtype also without dimensions."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once per process that complex32 is experimental
-        torch.empty(1, dtype=torch.complex32)
     table = {}
     for number, dtype in enumerate(EVERY_DTYPE):
         table[f"odd{number}"] = random_bits(dtype, (number % 5 + 1,), seed + number)

@@ -32,7 +32,7 @@ MODULES = ("shmsync.torchrl.updater", "tests.helpers.collectors")
 
 
 class Corridor(EnvBase):
-    """Never ends; each step shows which process made it and how many steps that environment has made."""
+    """Never ends; each step shows which process and which environment made it, and how many that has made before."""
 
     def __init__(self, batch_size: tuple[int, ...] = ()) -> None:
         super().__init__(batch_size=batch_size)
@@ -40,6 +40,7 @@ class Corridor(EnvBase):
         self.observation_spec = Composite(
             observation=Unbounded((*batch_size, 3)),
             process=Unbounded(shape, dtype=torch.int64),
+            env=Unbounded(shape, dtype=torch.int64),
             count=Unbounded(shape, dtype=torch.int64),
             shape=batch_size,
         )
@@ -52,6 +53,7 @@ class Corridor(EnvBase):
         return {
             "observation": torch.zeros(*self.batch_size, 3),
             "process": torch.full(shape, os.getpid()),
+            "env": torch.full(shape, id(self)),
             "count": torch.full(shape, self.steps),
             "done": torch.zeros(shape, dtype=torch.bool),
         }
@@ -100,7 +102,7 @@ def build(
     world: SimpleNamespace,
     policy: Callable[[], Any] = net_policy,
     *,
-    factory: bool = False,
+    factory: Callable[[], Any] | None = None,
     updater: Any = None,
     kind: str = "Collector",
     env: Callable[[], EnvBase] = Corridor,
@@ -109,7 +111,7 @@ def build(
     collector_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """An RPCCollector with `frames` per batch. `factory`: the workers make their policies, the trainer has none to give.
+    """An RPCCollector with `frames` per batch. `factory`: makes the workers' policies; they are not given the trainer's.
 
     `updater`: a class or an instance, by default shmsync's class; `kind`: the collector class of the workers.
     """
@@ -119,7 +121,7 @@ def build(
     world.collector = RPCCollector(
         [env] * workers,
         None if factory else world.policy,
-        policy_factory=policy if factory else None,
+        policy_factory=factory,
         collector_class=getattr(torchrl.collectors, kind),
         weight_updater=shmsync.RPCWeightUpdater if updater is None else updater,
         frames_per_batch=frames,

@@ -68,4 +68,5 @@ def peer() -> Iterator[Callable[[], Peer]]:
     yield start
     for one in made:
         one.end()
-    assert [warning for one in made for warning in one.warnings] == []
+    warned = [warning for one in made for warning in one.warnings]
+    assert not warned, warned

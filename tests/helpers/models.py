@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import is_tensor_collection
 from torch import Tensor, nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says, once per process, that complex32 is experimental
+    torch.empty(1, dtype=torch.complex32)
 
 
 def fill(module: nn.Module, k: float) -> nn.Module:
@@ -55,7 +60,7 @@ class Bits(NamedTuple):
 
 def bits(tensor: Tensor) -> Bits:
     """A tensor as Bits, whatever its dtype, strides and laziness."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg().reshape(-1)
     raw = dense.view(torch.uint8).numpy().tobytes() if dense.numel() else b""
     return Bits(str(tensor.dtype), tuple(tensor.shape), raw)
 

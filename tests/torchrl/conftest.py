@@ -15,10 +15,10 @@ from tests.helpers.trainers import Trainer
 def _starter() -> Iterator[Callable[..., Trainer]]:
     with ExitStack() as stack:
 
-        def start(start_method: str = "forkserver", **options: Any) -> Trainer:
+        def start(start_method: str = "forkserver", build: Any = collectors.build, **options: Any) -> Trainer:
             trainer = Trainer(collectors.MODULES, start_method)
             stack.callback(trainer.close)
-            trainer.do(collectors.build, **options)
+            trainer.do(build, **options)
             return trainer
 
         yield start
@@ -26,7 +26,7 @@ def _starter() -> Iterator[Callable[..., Trainer]]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Trainer]]:
-    """Starts a trainer with the collector that `tests.helpers.collectors.build` makes of the options."""
+    """Starts a trainer with the collector that `build` (tests.helpers.collectors.build) makes of the options."""
     yield from _starter()
 
 

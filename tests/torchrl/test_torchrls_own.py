@@ -46,7 +46,8 @@ CLASSES = ["Collector", "MultiSyncCollector", "MultiAsyncCollector"]
 def test_an_update_reaches_every_collector_class(start: Start, kind: str, sync: bool) -> None:
     """One worker where a batch may have begun before the update; two otherwise. Both forms of the call that torchrl has."""
     trainer = start(kind=kind, sync=sync, workers=2 if sync else 1, frames=50)
-    assert trainer.do(collect).actions == [7.0]
+    first = trainer.do(collect)
+    assert (first.actions, first.versions) == ([7.0], [1])
     trainer.do(update_through_the_collector, 8.0, True)
     assert trainer.do(collect, 3).actions == [8.0]
     trainer.do(update_through_the_collector, 9.0, False)

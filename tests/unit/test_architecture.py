@@ -20,7 +20,7 @@ import pytest
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"ids", "limits", "weights", "outputs", "gate"},
+    {"forks", "ids", "limits", "weights", "outputs", "gate"},
     {"layout", "wire", "handle"},
     {"slots"},
     {"segment", "pages", "leases", "roster"},

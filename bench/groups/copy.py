@@ -1,0 +1,53 @@
+"""The copy alone: publish against plain copies of the same bytes into the same kind of memory, and casts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..copies import ListCopy, Publish, Roofline
+from ..interleave import crew
+from ..memory import available_nbytes
+from ..processes import Child
+from ..results import ROOFLINE, Key, Results
+from ..workloads import ALL
+
+# (source + buffers) of each member, in multiples of the weights; a half for bf16.
+_FOOTPRINT = {"copy": 6 + 4 + 4, "cast": 4 + 4}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison: ``group`` "copy" or "cast" (fp32 to bf16)."""
+
+    group: str
+    workload: str
+    rounds: int
+
+
+def run(cell: Cell, results: Results) -> None:
+    """Rounds of all members. The number of buffers is the number of slots that shmsync takes."""
+    if _FOOTPRINT[cell.group] * ALL[cell.workload].nbytes > 0.8 * available_nbytes():
+        results.notes.append(f"{cell.group} {cell.workload}: left out, memory is too short")
+        return
+    with crew(results, f"{cell.group} {cell.workload}", _members(cell)) as made:
+        made.rounds(3, lambda name, child: child.call("copy", 2))
+        slots = made.children["shmsync"].call("slots") if "shmsync" in made.children else 2
+        made.rounds(cell.rounds, lambda name, child: _copy(cell, results, name, child, slots))
+
+
+def _members(cell: Cell) -> dict[str, Any]:
+    if cell.group == "cast":
+        return {"shmsync": (Publish, cell.workload, torch.bfloat16), "torch": (ListCopy, cell.workload, torch.bfloat16)}
+    return {
+        ROOFLINE: (Roofline, cell.workload),
+        "shmsync": (Publish, cell.workload),
+        "torch": (ListCopy, cell.workload),
+    }
+
+
+def _copy(cell: Cell, results: Results, name: str, child: Child, slots: int) -> None:
+    for metric, seconds in child.call("copy", slots).items():
+        results.add(Key(cell.group, cell.workload, 0, name, metric), "s", seconds)

@@ -1,0 +1,112 @@
+"""The roster: who is attached and what it uses, as the publisher and the peers see it.
+
+Mutants: leave a line alive after close(); read the lines of the dead; take the worker's number for None.
+"""
+
+import time
+
+import pytest
+import torch
+
+from shmsync import SubscribersExhausted
+from shmsync.roster import RosterLine
+from tests.helpers import workers
+from tests.helpers.models import fill
+
+
+@pytest.fixture
+def channel(publisher):
+    return publisher({"leaf": torch.zeros(1)}, max_subscribers=4)
+
+
+def test_a_line_says_who_it_is(channel, subscriber) -> None:
+    import os
+
+    subscriber(channel)
+    subscriber(channel, worker_id=2, name="left arm")
+    first, second = channel.subscribers()
+    assert (first.line, first.pid, first.worker_id, first.used, first.seen) == (0, os.getpid(), None, 0, 0)
+    assert (second.line, second.worker_id, second.name) == (1, 2, "left arm")
+    assert first.name == f"subscriber-{os.getpid()}"
+
+
+def test_worker_zero_is_a_worker(channel, subscriber) -> None:
+    subscriber(channel, worker_id=0)
+    assert [line.worker_id for line in channel.subscribers()] == [0]
+
+
+def test_a_line_counts_forwards_and_switches(channel, subscriber) -> None:
+    module = torch.nn.ParameterDict({"leaf": torch.zeros(1)})
+    module.forward = lambda: None
+    follower = subscriber(channel)
+    follower.bind(module)
+    before = time.time()
+    for _ in range(3):
+        channel.publish()
+        module()
+        module()
+    channel.publish()
+    assert follower.seen == 4
+    (line,) = channel.subscribers()
+    assert (line.forwards, line.switches, line.used, line.seen) == (6, 3, 3, 4)
+    assert before <= line.switched_seconds <= time.time()
+    assert follower.peers() == [line]
+
+
+def test_all_lines_taken_is_an_error_that_names_the_number(channel, subscriber) -> None:
+    followers = [subscriber(channel) for _ in range(4)]
+    with pytest.raises(SubscribersExhausted, match="All 4 .*max_subscribers="):
+        subscriber(channel)
+    followers[1].close()
+    assert [line.line for line in channel.subscribers()] == [0, 2, 3], "a closed one is gone at once"
+    subscriber(channel, name="next")
+    assert [(line.line, line.name) for line in channel.subscribers()][1] == (1, "next")
+
+
+def test_a_new_line_starts_at_zero(channel, subscriber) -> None:
+    """What the one before left in it is gone."""
+    first = subscriber(channel, worker_id=3, name="a long name of the one before")
+    channel.publish()
+    first.lease().close()
+    first.close()
+    second = subscriber(channel, name="x")
+    (line,) = channel.subscribers()
+    assert line == RosterLine(0, line.pid, None, "x", 0, 0, 0, 0, 0.0)
+    assert second.version == 0
+
+
+def test_one_that_only_watches_takes_no_line(channel, subscriber) -> None:
+    for _ in range(4):
+        subscriber(channel)
+    watcher = subscriber(channel, listed=False)
+    channel.publish()
+    assert watcher.seen == 1
+    with watcher.lease() as lease:
+        assert lease.version == 1
+    assert len(watcher.peers()) == len(channel.subscribers()) == 4
+
+
+@pytest.mark.parametrize("name", ["ж" * 100, "naïve", "", "a\0b", "🦜" * 40], ids=ascii)
+def test_any_name_fits(channel, subscriber, name) -> None:
+    """64 bytes of it, cut between characters or not."""
+    subscriber(channel, name=name)
+    (line,) = channel.subscribers()
+    assert name[:10].split("\0")[0] in line.name
+    assert len(line.name.encode()) <= 64 + 2
+
+
+def module() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+def test_a_killed_process_is_gone_from_it(publisher, peer) -> None:
+    channel = publisher(fill(module(), 1))
+    channel.publish()
+    crew = [peer(), peer()]
+    for number, worker in enumerate(crew):
+        worker.call(workers.attach, str(channel.handle), module, number)
+    assert [(line.worker_id, line.pid) for line in channel.subscribers()] == [(0, crew[0].pid), (1, crew[1].pid)]
+    crew[0].kill()
+    assert [line.worker_id for line in channel.subscribers()] == [1]
+    crew[1].call(workers.detach)
+    assert channel.subscribers() == []
