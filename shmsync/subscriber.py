@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .binding import Binding
 
 _PATIENCE_SECONDS = 10.0
+_NO_DATA = memoryview(bytes(8)).cast("Q")
 
 
 class Lease:
@@ -287,6 +288,7 @@ class Subscriber:
             self._open = False
             # The roster's mapping holds the claim on the line.
             self._line = self._ctl = None
+            self._data_word = _NO_DATA
         self._end_if_unused()
 
     def __enter__(self) -> Subscriber:
@@ -362,6 +364,7 @@ class Subscriber:
         self._locks, self._pages = self._for_child, PrivatePages()
         self._end = weakref.finalize(self, _close, self._locks, self._pages)
         self._line = self._ctl = None
+        self._data_word = _NO_DATA
         if self._open:
             self._join(listed=True)
         for binding in self._bindings:

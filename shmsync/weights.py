@@ -164,5 +164,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if identity(a) == identity(b) or a.numel() == 0:
         return True
-    flat = [t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-    return bool(torch.equal(flat[0], flat[1].to(flat[0].device)))
+    return bool(torch.equal(_bytes(a), _bytes(b).to(a.device)))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element counts as contiguous whatever its stride, but only stride 1 can be viewed as bytes.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

@@ -13,6 +13,7 @@ from shmsync import OutOfSharedMemory, limits
 from tests.helpers.models import uniform
 
 GIB = 1 << 30
+V2, V1 = ("memory__max", "memory__current"), ("memory__limit_in_bytes", "memory__usage_in_bytes")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_what_is_reserved_has_memory_and_what_is_punched_has_none(fd) -> None:
 
 
 def flags_of(address: int) -> list[str]:
-    lines = open("/proc/self/smaps").read().splitlines()  # noqa: SIM115
+    lines = Path("/proc/self/smaps").read_text().splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith(f"{address:x}-"))
     return next(line for line in lines[begin:] if line.startswith("VmFlags:")).split()[1:]
 
