@@ -18,7 +18,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "compare":
         from . import compare
 
-        return compare.main(args.old, args.new)
+        try:
+            return compare.main(args.old, args.new)
+        except (OSError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 2
     from . import run as running
 
     if args.command == "report":

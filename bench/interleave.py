@@ -32,6 +32,13 @@ class Crew:
         answers = {name: self._try(name, lambda child: child.receive(timeout)) for name in list(self.children)}
         return {name: answer for name, answer in answers.items() if answer is not _GONE}
 
+    def in_order(self, method: str, timeout: float = 180.0) -> dict[str, Any]:
+        """Ask one after the other; for what would time out if all did it at once."""
+        answers = {
+            name: self._try(name, lambda child: child.call(method, timeout=timeout)) for name in list(self.children)
+        }
+        return {name: answer for name, answer in answers.items() if answer is not _GONE}
+
     def rounds(self, count: int, turn: Callable[[str, Child], None]) -> None:
         """`count` rounds in which each rival has its turn, beginning with another one each time."""
         for number in range(count):

@@ -1,85 +1,106 @@
-"""Where we lose: a paragraph made from the numbers, so that it can't be forgotten."""
+"""Where we lose: paragraphs made from the numbers, so that it can't be forgotten."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from .names import OURS, TITLES
+from .names import OURS, TITLES, UNCONFIRMED
 from .results import ROOFLINE, Key, Results, Series
+from .workloads import ALL
 
 # Less is better in each of these.
-_METRICS = {
-    "push": "until the trainer may go on",
-    "push, busy workers": "until the trainer may go on, workers busy",
-    "first new forward": "until the last worker's first new forward",
-    "worker private": "private memory of a worker",
-    "trainer private": "private memory of the trainer beyond its own weights",
-    "trainer shared": "shared memory held by the trainer",
-    "all processes": "memory of all processes beyond the trainer's own weights",
+_TIMES = {
+    "push": "the time until the trainer may go on",
+    "push, busy workers": "the same with busy workers",
+    "first new forward": "the time until the last worker's first new forward",
 }
+_MEMORY = {
+    "worker private": "a worker's private memory",
+    "all processes": "the memory of all processes beyond the trainer's own weights",
+}
+_NEGLIGIBLE_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Duel:
+    """The best of ours against the best of the others, in one metric of one comparison."""
+
+    ours: Series
+    theirs: Series
+
+    @property
+    def lost(self) -> bool:
+        """Beyond the spread, and by something that matters."""
+        mine, other = self.ours.spread, self.theirs.spread
+        slack = _NEGLIGIBLE_NBYTES if self.ours.unit == "B" else 0
+        return other.median + slack < mine.median and not other.overlaps(mine)
+
+    @property
+    def tied(self) -> bool:
+        """The quartiles overlap."""
+        return self.ours.spread.overlaps(self.theirs.spread)
+
+    @property
+    def text(self) -> str:
+        """Who against whom."""
+        series = self.ours
+        where = f"{ALL[series.workload].title} to {series.workers}"
+        sides = (f"{TITLES[s.rival]} {quantity(s.spread.median, s.unit)}" for s in (self.theirs, self.ours))
+        return f"{where} ({', '.join(sides)})"
 
 
 def paragraphs(results: Results) -> list[str]:
-    """Sentences about every comparison in which some rival beats the better of ours beyond the spread, and ties."""
-    lost, tied = [], []
-    for cell, metric, series in _comparisons(results):
-        ours = min((s for s in series if s.rival in OURS), key=_median, default=None)
-        others = [s for s in series if s.rival not in OURS]
-        if ours is None or not others:
-            continue
-        best = min(others, key=_median)
-        if best.spread.median < ours.spread.median and not best.spread.overlaps(ours.spread):
-            lost.append(_sentence(cell, metric, ours, best))
-        elif best.spread.overlaps(ours.spread):
-            tied.append(f"{cell}, {_METRICS[metric]}: {TITLES[ours.rival]} and {TITLES[best.rival]}")
+    """What rivals do better beyond the spread, what is so by design, and where no difference was resolved."""
+    found = {metric: list(_duels(results, metric)) for metric in (*_TIMES, *_MEMORY)}
+    lost = {metric: [duel.text for duel in duels if duel.lost] for metric, duels in found.items()}
+    tied = {metric: [duel.text for duel in duels if duel.tied and not duel.lost] for metric, duels in found.items()}
     return [*_lost(lost), *_standing(results), *_tied(tied)]
 
 
-def _comparisons(results: Results) -> Iterator[tuple[str, str, list[Series]]]:
+def _duels(results: Results, metric: str) -> Iterator[Duel]:
+    """Those who confirm against each other, and those who don't."""
     cells = dict.fromkeys((s.workload, s.workers) for s in results.where(group="push"))
     for workload, workers in cells:
-        for metric in _METRICS:
-            found = results.where(group="push", workload=workload, workers=workers, metric=metric)
-            yield f"{workload} to {workers}", metric, [s for s in found if s.rival != ROOFLINE]
+        found = results.where(group="push", workload=workload, workers=workers, metric=metric)
+        found = [series for series in found if series.rival != ROOFLINE]
+        fields = [[s for s in found if (s.rival in UNCONFIRMED) == which] for which in (False, True)]
+        for field in fields if metric.startswith("push") else [found]:
+            ours = min((s for s in field if s.rival in OURS), key=_median, default=None)
+            theirs = min((s for s in field if s.rival not in OURS), key=_median, default=None)
+            if ours is not None and theirs is not None:
+                yield Duel(ours, theirs)
 
 
-def _sentence(cell: str, metric: str, ours: Series, best: Series) -> str:
-    mine, theirs = ours.spread.median, best.spread.median
-    return (
-        f"{cell}, {_METRICS[metric]}: {TITLES[best.rival]} {quantity(theirs, best.unit)}, "
-        f"{TITLES[ours.rival]} {quantity(mine, ours.unit)}"
-    )
+def _lost(lost: dict[str, list[str]]) -> Iterator[str]:
+    if not any(lost.values()):
+        yield "In no comparison of this run did a rival beat shmsync beyond the spread."
+    for metric, texts in lost.items():
+        if texts:
+            yield f"A rival is ahead, beyond the spread, in {(_TIMES | _MEMORY)[metric]}: {'; '.join(texts)}."
 
 
-def _lost(lost: list[str]) -> list[str]:
-    if not lost:
-        return ["In no comparison of this run did a rival beat shmsync beyond the spread."]
-    return ["A rival is ahead, beyond the spread, in: " + "; ".join(lost) + "."]
-
-
-def _standing(results: Results) -> list[str]:
+def _standing(results: Results) -> Iterator[str]:
     """What is so by design, with this run's numbers."""
-    found = []
     cost = results.find(Key("subscribers", "leaves200", 8, "shmsync", "trainer shared"))
     if cost is not None:
-        found.append(
+        yield (
             f"The trainer holds every slot: {quantity(cost.spread.median, 'B')} of shared memory for 105 MB of weights "
             "with 8 subscribers, where an RPC push keeps nothing in the trainer and a shared module one copy."
         )
     small = results.find(Key("push", "cartpole", 2, "shmsync", "push"))
     quiet = results.find(Key("push", "cartpole", 2, "shmsync-memory", "push"))
     if small is not None and quiet is not None:
-        found.append(
+        yield (
             f"For a tiny policy (18 KB) an awaited push is the time of an RPC, {quantity(small.spread.median, 's')}; "
             f"only notify=memory avoids that ({quantity(quiet.spread.median, 's')}), and then nobody confirms."
         )
-    return found
 
 
-def _tied(tied: list[str]) -> list[str]:
-    return (
-        ["No difference resolved (quartiles overlap) with the best rival in: " + "; ".join(tied) + "."] if tied else []
-    )
+def _tied(tied: dict[str, list[str]]) -> Iterator[str]:
+    texts = [f"{_TIMES[metric]}: {'; '.join(tied[metric])}" for metric in _TIMES if tied[metric]]
+    if texts:
+        yield f"No difference resolved (quartiles overlap) with the best rival in {'. In '.join(texts)}."
 
 
 def quantity(value: float, unit: str) -> str:
@@ -90,9 +111,9 @@ def quantity(value: float, unit: str) -> str:
                 return f"{value * factor:.3g} {name}"
         return f"{value * 1e6:.3g} µs"
     if unit == "B":
-        for factor, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "KB")):
-            if abs(value) >= factor:
-                return f"{value / factor:.3g} {name}"
+        for nbytes, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "KB")):
+            if abs(value) >= nbytes:
+                return f"{value / nbytes:.3g} {name}"
         return f"{value:.0f} B"
     return f"{value:.3g}{'' if unit == '1' else ' ' + unit}"
 

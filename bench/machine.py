@@ -14,7 +14,7 @@ import torch
 
 from .memory import table
 
-PACKAGES = ("shmsync", "torch", "torchrl", "tensordict", "numpy", "ray")
+PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "ray")
 
 
 def describe() -> dict[str, Any]:
@@ -53,7 +53,9 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    import shmsync
+
+    found = {"shmsync": shmsync.__version__}
     for name in PACKAGES:
         try:
             found[name] = version(name)

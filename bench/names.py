@@ -14,3 +14,5 @@ TITLES: dict[str, str] = {
     "torch": "torch",
 }
 OURS = ("shmsync", "shmsync-memory")
+# These go on before any worker has confirmed.
+UNCONFIRMED = ("shmsync-memory", "lock")

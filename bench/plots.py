@@ -19,8 +19,8 @@ def draw(results: Results, folder: Path, prefix: str) -> list[str]:
 
     matplotlib.use("Agg")
     drawers: dict[str, Callable[[Results, Any], bool]] = {
-        "push": _bars("push", "until the trainer may go on, ms"),
-        "first-forward": _bars("first new forward", "until the last worker's first new forward, ms"),
+        "push": _points("push", "until the trainer may go on, ms"),
+        "first-forward": _points("first new forward", "until the last worker's first new forward, ms"),
         "mixed": _mixed,
         "subscribers": _subscribers,
         "copy": _copy,
@@ -45,8 +45,8 @@ def _one(results: Results, path: Path, drawer: Callable[[Results, Any], bool]) -
         plt.close(figure)
 
 
-def _bars(metric: str, label: str) -> Callable[[Results, Any], bool]:
-    """One panel per workload, one bar per rival, logarithmic, quartiles as whiskers."""
+def _points(metric: str, label: str) -> Callable[[Results, Any], bool]:
+    """One panel per workload, one point per rival, logarithmic, quartiles as whiskers."""
 
     def drawer(results: Results, figure: Any) -> bool:
         cells = list(dict.fromkeys((s.workload, s.workers) for s in results.where(group="push", metric=metric)))
@@ -78,8 +78,10 @@ def _panel(panel: Any, results: Results, cell: tuple[str, int, str], names: list
         if series is not None:
             found = series.spread
             whiskers = [[1e3 * (found.median - found.low)], [1e3 * (found.high - found.median)]]
-            panel.barh(place, 1e3 * found.median, xerr=whiskers, color=_colour(name), error_kw={"elinewidth": 1})
+            panel.errorbar(1e3 * found.median, place, xerr=whiskers, fmt="o", color=_colour(name), capsize=3)
     panel.set_xscale("log")
+    panel.grid(axis="x", which="both", color="#e6e6e6", linewidth=0.6)
+    panel.set_axisbelow(True)
     panel.set_yticks(range(len(names)), [TITLES[name] for name in reversed(names)], fontsize=8)
     panel.tick_params(axis="x", labelsize=8)
 
@@ -95,8 +97,9 @@ def _mixed(results: Results, figure: Any) -> bool:
         values = [_percent(results.find(Key("push", workload, workers, name, "mixed forwards"))) for name in names]
         places = [place - offset * height for place in range(len(names), 0, -1)]
         label = f"{ALL[workload].title}, {workers} workers"
-        bars = axes.barh(places, values, height=height, label=label)
-        axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
+        bars = axes.barh(places, [value or 0.0 for value in values], height=height, label=label)
+        texts = ["not measured" if value is None else f"{value:.1f}" for value in values]
+        axes.bar_label(bars, texts, fontsize=7, padding=2)
     axes.set_yticks(range(len(names), 0, -1), [TITLES[name] for name in names], fontsize=8)
     axes.set_xlabel("forwards that saw two versions while the trainer pushed without pause, %", fontsize=9)
     axes.legend(fontsize=8)
@@ -147,8 +150,8 @@ def _speed(results: Results, workload: str, rival: str, metric: str | None) -> f
     return max((ALL[workload].nbytes / s.spread.median / 1e9 for s in found), default=0.0)
 
 
-def _percent(series: Series | None) -> float:
-    return 100 * series.spread.median if series else 0.0
+def _percent(series: Series | None) -> float | None:
+    return 100 * series.spread.median if series else None
 
 
 def _colour(name: str) -> str:

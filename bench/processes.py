@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,10 @@ class Child:
         # Output that is still in a buffer would be written by both processes.
         sys.stdout.flush()
         self._process = _fork.Process(target=_serve, args=(theirs, factory, args), name=name)
-        self._process.start()
+        with warnings.catch_warnings():
+            # Some library's idle thread is enough for Python 3.12 to warn; nothing here has used one yet.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
         theirs.close()
 
     @property

@@ -57,8 +57,8 @@ def _about(results: Results) -> Iterator[str]:
     yield f"{machine.get('torch_threads', '?')} threads copy in the trainer, one in a worker."
     yield ""
     yield "Medians, with the quartiles in brackets. All rivals took turns in each round, each in processes of its own,"
-    yield "and after each push every element in every worker was compared with what had been pushed. An `x` is the ratio"
-    yield "to one plain copy of the same bytes into the same kind of memory, in the same rounds."
+    yield "and after each push every element in every worker was compared with what had been pushed. An `x` is the"
+    yield "ratio to one plain copy of the same bytes into the same kind of memory, in the same rounds."
     load = machine.get("load_at_start", 0)
     if load > 0.5:
         yield ""

@@ -29,10 +29,11 @@ from .errors import (
     SlotsExhausted,
 )
 from .handle import Handle
-from .layout import Layout, build, match
+from .layout import Layout, build
 from .leases import Locks
 from .limits import check_file_size, check_growth
 from .roster import RosterLine
+from .sources import Sources
 from .weights import flatten
 
 
@@ -133,13 +134,12 @@ class Publisher:
         source = self._source if weights is None else weights
         if source is None:
             raise NothingPublished("The publisher was made without weights, so publish() needs some")
-        table = flatten(source)
         if partial and not self.version:
             raise LayoutMismatch("A partial publish completes the newest version, but nothing is published yet")
         store = self._store
         if store is None:
-            store = self._store = self._control.define(build(table, self._dtype), self._timeout)
-        changes = match(store.head.layout, table, partial=partial)
+            store = self._store = self._control.define(build(flatten(source), self._dtype), self._timeout)
+        changes = store.sources.changes(source, partial)
         return store.publish(rows, {change.leaf: change.tensor for change in changes})
 
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
@@ -277,6 +277,7 @@ class _Store:
         raw, self.head = wire.pack_data(layout, control.head)
         check_file_size(self.head.nbytes)
         self.writer = slots.Writer(len(layout), control.head.slots)
+        self.sources = Sources(layout)
         self._control, self._locks, self._timeout = control, control.locks, timeout
         self.fd = segment.create("data", self.head.nbytes)
         self._top = segment.map_shared(self.fd, 0, self.head.slots_offset)

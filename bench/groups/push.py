@@ -44,7 +44,7 @@ def run(cell: Cell, results: Results, wanted: list[str]) -> None:
     members: dict[str, Any] = {ROOFLINE: (Roofline, cell.workload)}
     members |= {name: (Host, PUSHING[name], cell.workload, cell.workers) for name in names}
     with crew(results, cell.where, members) as made:
-        slots = made.together("start").get("shmsync", 2)
+        slots = made.in_order("start").get("shmsync", 2)
         made.rounds(1, lambda name, child: _warm_up(name, child, slots))
         made.rounds(cell.rounds, lambda name, child: _push(cell, results, name, child, slots))
         made.rounds(cell.busy, lambda name, child: _busy(cell, results, name, child))

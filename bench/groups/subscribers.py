@@ -27,7 +27,7 @@ def run(cell: Cell, results: Results) -> None:
     members: dict[str, Any] = {ROOFLINE: (Roofline, cell.workload)}
     members |= {str(count): (PlainPublisher, cell.workload, count) for count in cell.counts}
     with crew(results, f"publish {cell.workload}", members) as made:
-        slots = made.together("start").get(str(cell.counts[0]), 2)
+        slots = made.in_order("start").get(str(cell.counts[0]), 2)
         made.rounds(1, lambda name, child: _publish(cell, Results(), name, child, slots))
         made.rounds(cell.rounds, lambda name, child: _publish(cell, results, name, child, slots))
         made.rounds(1, lambda name, child: _memory(cell, results, name, child))

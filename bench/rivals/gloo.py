@@ -6,6 +6,7 @@ there. A barrier confirms; a word at the head of the buffer tells a push from th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import torch
@@ -58,11 +59,13 @@ class GlooBroadcast(Rival):
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
-        while True:
-            dist.broadcast(self._flat, 0)
-            if self._flat[0] == _END:
-                return
-            dist.barrier()
+        # The end may come as a closed connection, from another worker that heard of it first.
+        with contextlib.suppress(RuntimeError):
+            while True:
+                dist.broadcast(self._flat, 0)
+                if self._flat[0] == _END:
+                    return
+                dist.barrier()
 
     def _buffer(self) -> tuple[Tensor, list[Tensor]]:
         sizes = [torch.Size(shape).numel() for shape in self.workload.shapes]

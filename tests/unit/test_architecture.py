@@ -21,7 +21,7 @@ import pytest
 LEVELS: list[set[str]] = [
     {"errors"},
     {"forks", "ids", "limits", "weights", "outputs", "gate"},
-    {"layout", "wire", "handle"},
+    {"layout", "wire", "handle", "sources"},
     {"slots"},
     {"segment", "pages", "leases", "roster"},
     {"copying", "device"},
@@ -40,6 +40,7 @@ LEVELS: list[set[str]] = [
 BESIDE: dict[str, set[str]] = {
     "wire": {"layout"},
     "handle": {"wire"},
+    "sources": {"layout"},
     "pages": {"segment"},
     "roster": {"segment", "leases"},
     "binding": {"targets"},

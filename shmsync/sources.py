@@ -1,0 +1,83 @@
+"""The memory of what was published last: the same module again needs no look at every key, only at what may change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import nn
+
+from .layout import Change, Layout, match
+from .weights import flatten
+
+
+class Sources:
+    """Matches sources with a layout, and remembers the last one if it comes a second time.
+
+    Contract: a source that comes once is not kept alive; one that is remembered is checked anew whenever an entry,
+    a dtype or a shape in it has changed.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._last: weakref.ref[Any] | None = None
+        self._known: _Known | None = None
+
+    def changes(self, source: Any, partial: bool) -> list[Change]:
+        """As `layout.match`. Raises what that raises."""
+        known = self._known
+        if known is not None and known.source is source and known.partial == partial and known.unchanged():
+            return known.changes
+        self._known = None
+        changes = match(self._layout, flatten(source), partial=partial)
+        if isinstance(source, (nn.Module, TensorDictBase)):
+            if self._last is not None and self._last() is source and _untied(self._layout, changes, source):
+                self._known = _Known(source, partial, changes)
+            self._last = weakref.ref(source)
+        return changes
+
+
+class _Known:
+    def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
+        self.source, self.partial, self.changes = source, partial, changes
+        self._entries = [(items, list(items.items())) for items in _containers(source)]
+        self._tensors = [change.tensor for change in changes]
+        self._kinds = self._look()
+
+    def unchanged(self) -> bool:
+        """Whether every container still has the very same entries, and every tensor its dtype and shape."""
+        for items, before in self._entries:
+            now = list(items.items())  # a TensorDict's len() is its batch size
+            if len(now) != len(before):
+                return False
+            for (key, value), (old_key, old_value) in zip(now, before, strict=True):
+                if value is not old_value or key != old_key:
+                    return False
+        return self._look() == self._kinds
+
+    def _look(self) -> list[Any]:
+        return [(tensor.dtype, tensor.shape) for tensor in self._tensors]
+
+
+def _containers(source: Any) -> Iterator[Any]:
+    """All tables in which something of a source could be added, taken away or replaced."""
+    if isinstance(source, TensorDictBase):
+        yield source
+        for value in source.values():
+            if isinstance(value, TensorDictBase):
+                yield from _containers(value)
+        return
+    for module in source.modules():
+        yield from (module._parameters, module._buffers, module._modules)
+
+
+def _untied(layout: Layout, changes: list[Change], source: Any) -> bool:
+    """Whether each leaf comes from one object: two objects over one memory may part without any entry changing."""
+    objects: dict[int, set[int]] = {}
+    for named in flatten(source).values():
+        number = layout.index.get(named.key)
+        if number is not None:
+            objects.setdefault(number, set()).add(id(named.tensor))
+    return all(len(ids) == 1 for ids in objects.values()) and len(objects) == len(changes)
