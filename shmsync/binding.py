@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -132,7 +133,7 @@ class Binding:
         with _registry_lock:
             for module in self._models.values():
                 old = binding_of(module)
-                if old is not None:
+                if old is not None and old is not self:
                     old.unbind()
                 _bindings[module] = weakref.ref(self)
 
@@ -176,12 +177,25 @@ class GatedCall:
             module.__dict__[self.name] = self._before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._before is not None:
+            return copy.deepcopy(self._before, memo)
         module = self._module()
         return getattr(memo.get(id(module), module), self.name)
 
     def __reduce__(self) -> Any:
+        if self._before is not None:
+            return _same, (self._before,)
         # While the module's state is being restored it has no instance attributes yet: this finds its class's method.
         return getattr, (self._module(), self.name)
+
+
+# torch.compile of a bound module must not trace into the gate's locks. This is the mark that torch.compiler.disable()
+# leaves, without importing the compiler, which takes a second.
+GatedCall.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class GatedHooks(GatedCall):
@@ -193,6 +207,9 @@ class GatedHooks(GatedCall):
         if module._forward_pre_hooks or module._forward_hooks:
             return self.binding.call(self._method, *args, **kwargs)
         return self._method(*args, **kwargs)
+
+
+GatedHooks.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _put_gate(binding: Binding, module: nn.Module) -> None:

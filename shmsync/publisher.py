@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import forks, ids, roster, segment, slots, wire
-from .copying import copy_all
+from .copying import fill_slot
 from .errors import (
     ChannelClosed,
     LayoutMismatch,
@@ -345,13 +345,13 @@ class _Store:
         views = self._views[slot]
         numbers = leaves.tolist()
         self._written += numbers
-        copy_all([views[i] for i in numbers], [self._sources[i] for i in numbers])
+        fill_slot([views[i] for i in numbers], [self._sources[i] for i in numbers])
 
     def copy_over(self, slot: int, source: int, leaves: np.ndarray) -> None:
         views, old = self._views[slot], self._views[source]
         numbers = leaves.tolist()
         self._written += numbers
-        copy_all([views[i] for i in numbers], [old[i] for i in numbers])
+        fill_slot([views[i] for i in numbers], [old[i] for i in numbers])
 
     def punch(self, slot: int) -> None:
         self._views.pop(slot, None)
