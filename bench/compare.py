@@ -99,7 +99,7 @@ def _measure(series: Series, results: Results) -> Spread | None:
     if series.unit not in ("s", "1/s"):
         return series.spread
     reference = results.reference_of(series)
-    return series.spread
+    return spread(ratios(series.samples, reference.samples)) if reference else None
 
 
 def _verdict(series: Series, old: Spread, new: Spread) -> str:

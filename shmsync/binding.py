@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +21,17 @@ from .outputs import Aliases, privatize
 from .subscriber import Subscriber
 from .targets import MODES, Targets
 
-# Weak on both sides: a binding refers to its modules, and would keep them in the table for ever.
-_bindings: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Binding]] = weakref.WeakKeyDictionary()
+# By id, since modules need not be hashable or comparable (TensorDictParams compares by element). Weak on both sides: a
+# binding refers to its modules, and would keep them for ever.
+_bindings: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[Binding]]] = {}
 _registry_lock = threading.Lock()
+
+
+with contextlib.suppress(ImportError, AttributeError):
+    # torch.compile of a bound module must not trace into the gate's locks: it compiles around them.
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("shmsync")
 
 
 class Binding:
@@ -119,7 +129,7 @@ class Binding:
         self._open = False
         for module in self._models.values():
             if binding_of(module) is self:
-                del _bindings[module]
+                del _bindings[id(module)]
             _take_gate(self, module)
         if self._targets is not None and self._bound.word:
             self._targets.detach()
@@ -135,7 +145,8 @@ class Binding:
                 old = binding_of(module)
                 if old is not None and old is not self:
                     old.unbind()
-                _bindings[module] = weakref.ref(self)
+                forget = functools.partial(_forget, id(module))
+                _bindings[id(module)] = weakref.ref(module, forget), weakref.ref(self)
 
     def _has_news(self) -> bool:
         return self._open and self._subscriber.has_news(self._bound.word)
@@ -189,11 +200,6 @@ class GatedCall:
         return getattr, (self._module(), self.name)
 
 
-# torch.compile of a bound module must not trace into the gate's locks. This is the mark that torch.compiler.disable()
-# leaves, without importing the compiler, which takes a second.
-GatedCall.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
 def _same(value: Any) -> Any:
     return value
 
@@ -207,9 +213,6 @@ class GatedHooks(GatedCall):
         if module._forward_pre_hooks or module._forward_hooks:
             return self.binding.call(self._method, *args, **kwargs)
         return self._method(*args, **kwargs)
-
-
-GatedHooks.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _put_gate(binding: Binding, module: nn.Module) -> None:
@@ -239,5 +242,10 @@ def bind(subscriber: Subscriber, modules: nn.Module | Mapping[str, nn.Module], m
 
 def binding_of(module: nn.Module) -> Binding | None:
     """The binding that a module belongs to now."""
-    known = _bindings.get(module)
-    return known() if known is not None else None
+    known = _bindings.get(id(module))
+    return known[1]() if known is not None and known[0]() is module else None
+
+
+def _forget(key: int, gone: weakref.ref[nn.Module]) -> None:
+    if key in _bindings and _bindings[key][0] is gone:
+        del _bindings[key]

@@ -35,6 +35,7 @@ class RayObjectStore(Rival):
     def prepare(self) -> None:
         import ray
 
+        self._actors: list[Any] = []
         size = max(200 << 20, 4 * self.workload.nbytes)
         env = {"PYTHONPATH": os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])}
         ray.init(
@@ -50,15 +51,12 @@ class RayObjectStore(Rival):
     def start_worker(self, index: int, board: Board) -> Any:
         import ray
 
-        actor = ray.remote(max_concurrency=2)(_Actor)
-        return _ActorHandle(actor.remote(type(self), self.workload, self.workers, index, board.path))
+        actor = ray.remote(max_concurrency=2)(_Actor).remote(type(self), self.workload, self.workers, index, board.path)
+        self._actors.append(actor)
+        return _ActorHandle(actor)
 
     def connect(self, policy: ProbePolicy) -> None:
         self._leaves = list(policy.leaves())
-
-    def attach(self, handles: list[_ActorHandle]) -> None:
-        """The host's handles of its workers."""
-        self._actors = [handle.actor for handle in handles]
 
     def send(self) -> None:
         import ray

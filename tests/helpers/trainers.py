@@ -203,3 +203,12 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> 
             raise AssertionError(f"{what}: not within {timeout} s")
         time.sleep(0.01)
     return value
+
+
+def segment_uses(pid: int) -> int:
+    """How many descriptors and mappings of shmsync's segments a process has."""
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return sum("memfd:shmsync" in line for line in [*links, *Path(f"/proc/{pid}/maps").read_text().splitlines()])

@@ -25,7 +25,7 @@ from tests.helpers.rpc_worlds import (
     updater,
     weights_of,
 )
-from tests.helpers.trainers import Trainer
+from tests.helpers.trainers import Trainer, segment_uses
 
 
 def itself(policy: nn.Module) -> nn.Module:
@@ -244,13 +244,4 @@ def come_and_go(world: SimpleNamespace, rounds: int) -> int:
         with updater(world):
             push(world, float(value))
     pids = [pid_of(world), *everywhere(world, pid_of)]
-    return sum(leftovers(pid) for pid in pids)
-
-
-def leftovers(pid: int) -> int:
-    import os
-    from pathlib import Path
-
-    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if os.path.lexists(f"/proc/{pid}/fd/{fd}")]
-    lines = [*links, *Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return sum("shmsync" in line and "memfd" in line for line in lines)
+    return sum(segment_uses(pid) for pid in pids)

@@ -127,7 +127,7 @@ def lag(world: SimpleNamespace) -> Any:
 
 def test_a_push_while_a_batch_is_made_is_used_by_the_rest_of_it(start: Start) -> None:
     """A batch may span versions, in order, each step with its own stamp. Mutant: switch between batches only."""
-    trainer = start(policy=partial(net_policy, value=1.0), sync=False, workers=1, frames=2000)
+    trainer = start(policy=partial(net_policy, value=1.0), sync=False, workers=1, frames=500)
     spanning = wait_for(lambda: (batch := trainer.do(push_into_a_batch)) and len(batch.versions) > 1 and batch, "span")
     assert spanning.actions == [float(version) for version in spanning.versions]
 

@@ -174,7 +174,7 @@ def test_the_old_weight_norm(publisher, subscriber) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         source, worker = nn.utils.weight_norm(nn.Linear(2, 2)), nn.utils.weight_norm(nn.Linear(2, 2))
-    channel = publisher({key: p for key, p in source.named_parameters()})
+    channel = publisher(dict(source.named_parameters()))
     subscriber(channel).bind(worker)
     for _ in range(3):
         with torch.no_grad():
