@@ -30,7 +30,7 @@ class Plain(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.full((4,), 7.0))
 
-    def forward(self, observation: Tensor, process: Any = None, env: Any = None, count: Any = None) -> Tensor:
+    def forward(self, observation: Tensor, policy_version: Any = None, **rest: Any) -> Tensor:
         return self.weight.mean().expand(*observation.shape[:-1], 1).clone()
 
 

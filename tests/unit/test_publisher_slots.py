@@ -13,7 +13,7 @@ from shmsync.slots import IDLE_PUBLISHES, SPARE_SLOTS
 from tests.helpers.models import filled, uniform
 
 SHAPES = {"leaf": (50_000,)}
-SLOT_NBYTES = 50 * 4096  # 200 000 bytes, in whole pages
+SLOT_NBYTES = 49 * 4096  # 200 000 bytes, in whole pages
 
 
 @pytest.fixture
