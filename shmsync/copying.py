@@ -47,6 +47,7 @@ def _same_bytes(destination: Tensor, source: Tensor) -> bool:
         and source.device.type == "cpu"
         and not source.is_neg()
         and not source.is_conj()
+        and not source._is_zerotensor()  # autograd's zeros have no memory
     )
 
 

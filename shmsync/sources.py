@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict import TensorDictBase
-from torch import nn
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 
 from .layout import Change, Layout, match
 from .weights import flatten
@@ -28,20 +28,28 @@ class Sources:
     def changes(self, source: Any, partial: bool) -> list[Change]:
         """As `layout.match`. Raises what that raises."""
         known = self._known
-        if known is not None and known.source is source and known.partial == partial and known.unchanged():
+        if known is not None and self._is_last(source) and known.partial == partial and known.unchanged():
             return known.changes
         self._known = None
         changes = match(self._layout, flatten(source), partial=partial)
-        if isinstance(source, (nn.Module, TensorDictBase)):
-            if self._last is not None and self._last() is source and _untied(self._layout, changes, source):
+        if isinstance(source, nn.Module) or _plain(source):
+            if self._is_last(source) and _untied(self._layout, changes, source):
                 self._known = _Known(source, partial, changes)
-            self._last = weakref.ref(source)
+            self._last = weakref.ref(source, self._forget)
         return changes
+
+    def _is_last(self, source: Any) -> bool:
+        return self._last is not None and self._last() is source
+
+    def _forget(self, gone: weakref.ref[Any]) -> None:
+        """Let its tensors go with the source."""
+        if gone is self._last:
+            self._last = self._known = None
 
 
 class _Known:
     def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
-        self.source, self.partial, self.changes = source, partial, changes
+        self.partial, self.changes = partial, changes
         self._entries = [(items, list(items.items())) for items in _containers(source)]
         self._tensors = [change.tensor for change in changes]
         self._kinds = self._look()
@@ -71,6 +79,13 @@ def _containers(source: Any) -> Iterator[Any]:
         return
     for module in source.modules():
         yield from (module._parameters, module._buffers, module._modules)
+
+
+def _plain(source: Any) -> bool:
+    """Whether a source is made of TensorDicts only: what other collections replace inside themselves can't be seen."""
+    if type(source) is not TensorDict:
+        return False
+    return all(isinstance(value, Tensor) or _plain(value) for value in source.values())
 
 
 def _untied(layout: Layout, changes: list[Change], source: Any) -> bool:

@@ -133,7 +133,7 @@ class Subscriber:
         self._forwards = 0
         self._warned_written = self._warned_moved = False
         self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
-        self._open = True
+        self._open, self._listed = True, listed
         self._end = weakref.finalize(self, _close, self._locks, self._pages)
         try:
             self._join(listed)
@@ -366,7 +366,7 @@ class Subscriber:
         self._line = self._ctl = None
         self._data_word = _NO_DATA
         if self._open:
-            self._join(listed=True)
+            self._join(self._listed)
         for binding in self._bindings:
             binding.after_fork_in_child()
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictParams, tensorclass
 from torch import nn
 
-from shmsync import LayoutMismatch, TiedLeavesDiffer, UnsupportedLeaf
+from shmsync import LayoutMismatch, Publisher, Subscriber, TiedLeavesDiffer, UnsupportedLeaf
 from tests.helpers.models import snapshot
 
 TIMES = 4
@@ -256,11 +256,21 @@ def test_alternating_sources_are_told_apart(publisher, subscriber) -> None:
         arrives(channel, subscriber, sources[k])
 
 
-@pytest.mark.parametrize("make", [lambda: torch._efficientzerotensor(3), lambda: torch.zeros(3)._lazy_clone()])
-def test_tensors_without_memory_of_their_own_arrive(publisher, subscriber, make) -> None:
-    """As forward-mode differentiation and copy-on-write make them: their address says nothing."""
-    channel = publisher({"leaf": torch.ones(3)})
-    channel.publish()
-    channel.publish({"leaf": make()})
-    with subscriber(channel).lease() as lease:
-        assert lease.weights["leaf"].tolist() == [0.0, 0.0, 0.0]
+def publish_unusual(state, name: str) -> list[float]:
+    """Publish a tensor whose address says nothing, and read it back."""
+    unusual = {
+        "zero": lambda: torch._efficientzerotensor(3),
+        "copy on write": lambda: torch.zeros(3)._lazy_clone(),
+        "tangent": lambda: torch.func.jvp(lambda x: (x * 0).detach(), (torch.ones(3),), (torch.ones(3),))[1],
+    }[name]()
+    with Publisher({"leaf": torch.ones(3)}) as channel, Subscriber(channel.handle) as follower:
+        for _ in range(2):
+            channel.publish({"leaf": unusual})
+        with follower.lease() as lease:
+            return lease.weights["leaf"].tolist()
+
+
+@pytest.mark.parametrize("name", ["zero", "copy on write", "tangent"])
+def test_tensors_without_memory_of_their_own_arrive(peer, name) -> None:
+    """As forward-mode differentiation and copy-on-write make them. In another process: a wrong address is a crash."""
+    assert peer().call(publish_unusual, name) == [0.0, 0.0, 0.0]
