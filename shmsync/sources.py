@@ -28,7 +28,7 @@ class Sources:
     def changes(self, source: Any, partial: bool) -> list[Change]:
         """As `layout.match`. Raises what that raises."""
         known = self._known
-        if known is not None and self._is_last(source) and known.partial == partial and known.unchanged():
+        if known is not None and self._is_last(source) and known.partial == partial and known.unchanged(source):
             return known.changes
         self._known = None
         changes = match(self._layout, flatten(source), partial=partial)
@@ -50,14 +50,19 @@ class Sources:
 class _Known:
     def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
         self.partial, self.changes = partial, changes
-        self._entries = [(items, list(items.items())) for items in _containers(source)]
+        # A module's tables do not refer to it; a TensorDict is its own table, and would keep itself alive here.
+        self._tables = list(_containers(source)) if isinstance(source, nn.Module) else None
+        self._entries = [list(table.items()) for table in _containers(source)]
         self._tensors = [change.tensor for change in changes]
         self._kinds = self._look()
 
-    def unchanged(self) -> bool:
-        """Whether every container still has the very same entries, and every tensor its dtype and shape."""
-        for items, before in self._entries:
-            now = list(items.items())  # a TensorDict's len() is its batch size
+    def unchanged(self, source: Any) -> bool:
+        """Whether every table still has the very same entries, and every tensor its dtype and shape."""
+        tables = self._tables if self._tables is not None else list(_containers(source))
+        if len(tables) != len(self._entries):
+            return False
+        for table, before in zip(tables, self._entries, strict=True):
+            now = list(table.items())  # a TensorDict's len() is its batch size
             if len(now) != len(before):
                 return False
             for (key, value), (old_key, old_value) in zip(now, before, strict=True):
