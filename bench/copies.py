@@ -6,6 +6,7 @@ turn, and answers with seconds by metric; it raises if the bytes are not the sou
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class Roofline:
         self._source = torch.zeros(self._numel)
         self._made: list[Tensor] = []
         self._turn = 0
-        threads = torch.get_num_threads()
+        threads = int(os.environ.get("SHMSYNC_THREADS") or torch.get_num_threads())
         self._streaming = Streaming(4 * self._numel, threads)
         self._methods: dict[str, Callable[[Tensor], None]] = {
             "torch": self._torch,

@@ -86,6 +86,7 @@ class Child:
 
 
 def _serve(pipe: Any, factory: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    die_with_parent()
     _raise_descriptor_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us in order
     served: Any = None

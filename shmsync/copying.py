@@ -1,15 +1,35 @@
-"""Copies of many tensors at once: into a slot, between slots, and out of one."""
+"""Copies of many tensors at once: into a slot, between slots, and out of one.
+
+With the extension, slots are filled by its copy engine: planned once, split by bytes among threads, fused casts.
+Without it the calling thread does it alone. torch would split each leaf among its threads and wait for all of them at
+each leaf; beside busy workers, which is where a trainer lives, each of these waits costs a time slice of the scheduler.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+try:
+    from . import _C as engine
+except ImportError:  # not built: everything works, slower
+    engine = None  # type: ignore[assignment]
+
+has_extension = engine is not None
+
 # torch splits a copy among its threads from this many elements on (at::internal::GRAIN_SIZE).
 _ONE_THREAD = 32768 - 1
+_CASTS = {
+    (torch.float32, torch.bfloat16): "float32_to_bfloat16",
+    (torch.float32, torch.float16): "float32_to_float16",
+    (torch.bfloat16, torch.float32): "bfloat16_to_float32",
+    (torch.float16, torch.float32): "float16_to_float32",
+}
 
 
 def copy_all(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -22,33 +42,66 @@ def copy_all(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             torch._foreach_copy_(list(destinations), list(sources))
 
 
-def fill_slot(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """As `copy_all`, for destinations in a slot: dense, on the host, and nobody's autograd graph.
+class _Planned(NamedTuple):
+    """Which of the given leaves go by their bytes, with the engine's plan for them, and which through torch."""
 
-    It runs on the calling thread. torch would split each leaf among its threads and wait for all of them at each
-    leaf; beside busy workers, which is where a trainer lives, each of these waits costs a time slice of the scheduler.
+    token: object
+    plan: Any
+    quick: list[int]
+    rest: list[int]
+
+
+class Filler:
+    """Fills one slot, whose tensors are `views`: dense, on the host, and nobody's autograd graph.
+
+    Contract: as `copy_all`; not for two threads at once; keeps no source alive.
     """
-    rest = []
-    for destination, source in zip(destinations, sources, strict=True):
-        if _same_bytes(destination, source):
-            ctypes.memmove(destination.data_ptr(), source.data_ptr(), destination.nbytes)
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        self.views = views
+        self._last: _Planned | None = None
+
+    def fill(self, leaves: Sequence[int], sources: Sequence[Tensor], token: object = None) -> None:
+        """Copy `sources` into the leaves of these numbers.
+
+        ``token``: the same object as last time says that leaves, dtypes, shapes and strides are as they were then; only
+        addresses are looked up again.
+        """
+        if not leaves:
+            return
+        planned = self._last
+        if token is None or planned is None or planned.token is not token:
+            planned = self._plan(leaves, sources, token)
+            self._last = planned if token is not None else None
+        if planned.plan is not None:
+            planned.plan.run(array("Q", [sources[i].data_ptr() for i in planned.quick]))
         else:
-            rest.append((destination, source))
-    if rest:
-        pieces = [piece for pair in rest for piece in _pieces(*pair)]
-        copy_all([destination for destination, _ in pieces], [source for _, source in pieces])
+            for i in planned.quick:
+                view = self.views[leaves[i]]
+                ctypes.memmove(view.data_ptr(), sources[i].data_ptr(), view.nbytes)
+        if planned.rest:
+            pieces = [piece for i in planned.rest for piece in _pieces(self.views[leaves[i]], sources[i])]
+            copy_all([destination for destination, _ in pieces], [source for _, source in pieces])
+
+    def _plan(self, leaves: Sequence[int], sources: Sequence[Tensor], token: object) -> _Planned:
+        kinds = [_kind(self.views[leaf], source) for leaf, source in zip(leaves, sources, strict=True)]
+        quick = [i for i, kind in enumerate(kinds) if kind is not None]
+        rest = [i for i, kind in enumerate(kinds) if kind is None]
+        plan = None
+        if engine is not None and quick:
+            addresses = [self.views[leaves[i]].data_ptr() for i in quick]
+            plan = engine.Plan(addresses, None, [sources[i].nbytes for i in quick], [kinds[i] for i in quick])
+        return _Planned(token, plan, quick, rest)
 
 
-def _same_bytes(destination: Tensor, source: Tensor) -> bool:
-    """Whether the values lie in the source's memory as they shall in the destination's."""
-    return (
-        source.dtype is destination.dtype
-        and source.stride() == destination.stride()
-        and source.device.type == "cpu"
-        and not source.is_neg()
-        and not source.is_conj()
-        and not source._is_zerotensor()  # autograd's zeros have no memory
-    )
+def _kind(destination: Tensor, source: Tensor) -> str | None:
+    """How the values get from the source's memory into the destination's without torch; None: they don't."""
+    lazy = source.is_neg() or source.is_conj() or source._is_zerotensor()  # autograd's zeros have no memory
+    if lazy or source.device.type != "cpu" or source.stride() != destination.stride():
+        return None
+    if source.dtype is destination.dtype:
+        return "bytes"
+    return _CASTS.get((source.dtype, destination.dtype)) if has_extension else None
 
 
 def _pieces(destination: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
@@ -56,3 +109,14 @@ def _pieces(destination: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tenso
     if not (destination.is_contiguous() and source.is_contiguous() and source.device.type == "cpu"):
         return ((destination, source),)
     return zip(destination.flatten().split(_ONE_THREAD), source.detach().flatten().split(_ONE_THREAD), strict=True)
+
+
+def _set_up_engine() -> None:
+    engine.set_threads(torch.get_num_threads())
+    # Which NaN a conversion makes of a NaN is torch's choice, and differs between its builds.
+    nan = torch.tensor([float("nan")] * 64).to(torch.bfloat16).view(torch.int16)[0].item()
+    engine.set_bfloat16_nan(int(nan) & 0xFFFF)
+
+
+if engine is not None and hasattr(engine, "Plan"):
+    _set_up_engine()

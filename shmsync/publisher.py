@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import forks, ids, roster, segment, slots, wire
-from .copying import fill_slot
+from .copying import Filler
 from .errors import (
     ChannelClosed,
     LayoutMismatch,
@@ -139,8 +139,8 @@ class Publisher:
         store = self._store
         if store is None:
             store = self._store = self._control.define(build(flatten(source), self._dtype), self._timeout)
-        changes = store.sources.changes(source, partial)
-        return store.publish(rows, {change.leaf: change.tensor for change in changes})
+        changes, token = store.sources.changes(source, partial)
+        return store.publish(rows, {change.leaf: change.tensor for change in changes}, token)
 
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
@@ -284,21 +284,21 @@ class _Store:
         memoryview(self._top.buffer).cast("B")[: len(raw)] = raw
         self._rows = self._top.words(self.head.rows_offset, self.head.rows)
         self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
-        self._views: dict[int, list[Tensor]] = {}
-        self._sources: Mapping[int, Tensor] = {}
+        self._slots: dict[int, Filler] = {}
+        self._given: dict[int, Tensor] = {}
+        self._token: object = None
         self._written: list[int] = []
         self._deadline = 0.0
 
-    def publish(self, rows: list[int], sources: Mapping[int, Tensor]) -> tuple[int, int, int]:
-        """Version, bytes and leaves written."""
-        self._sources, self._written = sources, []
+    def publish(self, rows: list[int], given: dict[int, Tensor], token: object) -> tuple[int, int, int]:
+        """Version, bytes and leaves written. `given`: tensors by leaf; `token`: as Filler.fill takes it."""
+        self._given, self._token, self._written = given, token, []
         self._deadline = time.monotonic() + self._timeout
         try:
-            word = slots.drive(
-                slots.publish(self.writer, rows, np.fromiter(sources, np.int64, len(sources))), self._perform
-            )
+            changed = np.fromiter(given, np.int64, len(given))
+            word = slots.drive(slots.publish(self.writer, rows, changed), self._perform)
         finally:
-            self._sources = {}
+            self._given, self._token = {}, None
         for spare in slots.spare_slots(self.writer):
             if slots.drive(slots.give_back(self.writer, spare), self._perform):
                 break  # one at a time: what is spare now may be needed by the next burst
@@ -330,7 +330,7 @@ class _Store:
         """Give the slot memory, faulted in, so that the copy that follows runs at full speed."""
         nbytes, offset = self.head.slot_mapped_nbytes, self.head.slot_offset(slot)
         if not self.head.layout.slot_nbytes:
-            self._views[slot] = segment.views(None, self.head.layout)
+            self._slots[slot] = Filler(segment.views(None, self.head.layout))
             return
         check_growth(nbytes, f"Slot {slot} of channel {self._control.name!r}")
         try:
@@ -339,22 +339,20 @@ class _Store:
             raise OutOfSharedMemory(f"Slot {slot} needs {nbytes} bytes of shared memory: {error.strerror}") from error
         mapping = segment.map_shared(self.fd, offset, nbytes)
         mapping.populate(segment.MADV_POPULATE_WRITE)
-        self._views[slot] = segment.views(mapping.buffer, self.head.layout)
+        self._slots[slot] = Filler(segment.views(mapping.buffer, self.head.layout))
 
     def copy_in(self, slot: int, leaves: np.ndarray) -> None:
-        views = self._views[slot]
         numbers = leaves.tolist()
         self._written += numbers
-        fill_slot([views[i] for i in numbers], [self._sources[i] for i in numbers])
+        self._slots[slot].fill(numbers, [self._given[i] for i in numbers], self._token)
 
     def copy_over(self, slot: int, source: int, leaves: np.ndarray) -> None:
-        views, old = self._views[slot], self._views[source]
-        numbers = leaves.tolist()
+        numbers, old = leaves.tolist(), self._slots[source].views
         self._written += numbers
-        fill_slot([views[i] for i in numbers], [old[i] for i in numbers])
+        self._slots[slot].fill(numbers, [old[i] for i in numbers])
 
     def punch(self, slot: int) -> None:
-        self._views.pop(slot, None)
+        self._slots.pop(slot, None)
         if self.head.slot_mapped_nbytes:
             segment.punch(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
 
@@ -372,6 +370,6 @@ class _Store:
         time.sleep(0.001)
 
     def close(self) -> None:
-        self._views.clear()
+        self._slots.clear()
         del self._top, self._rows, self._versions
         os.close(self.fd)

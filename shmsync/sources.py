@@ -25,18 +25,21 @@ class Sources:
         self._last: weakref.ref[Any] | None = None
         self._known: _Known | None = None
 
-    def changes(self, source: Any, partial: bool) -> list[Change]:
-        """As `layout.match`. Raises what that raises."""
+    def changes(self, source: Any, partial: bool) -> tuple[list[Change], object]:
+        """As `layout.match`, and a token: the same one as before (not None) says that all is as it was, values aside.
+
+        Raises what `match` raises.
+        """
         known = self._known
         if known is not None and self._is_last(source) and known.partial == partial and known.unchanged(source):
-            return known.changes
+            return known.changes, known.token
         self._known = None
         changes = match(self._layout, flatten(source), partial=partial)
         if isinstance(source, nn.Module) or _plain(source):
             if self._is_last(source) and _untied(self._layout, changes, source):
                 self._known = _Known(source, partial, changes)
             self._last = weakref.ref(source, self._forget)
-        return changes
+        return changes, self._known.token if self._known is not None else None
 
     def _is_last(self, source: Any) -> bool:
         return self._last is not None and self._last() is source
@@ -50,6 +53,7 @@ class Sources:
 class _Known:
     def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
         self.partial, self.changes = partial, changes
+        self.token = object()  # not this object itself, which knows tensors
         # A module's tables do not refer to it; a TensorDict is its own table, and would keep itself alive here.
         self._tables = list(_containers(source)) if isinstance(source, nn.Module) else None
         self._entries = [list(table.items()) for table in _containers(source)]
@@ -57,7 +61,7 @@ class _Known:
         self._kinds = self._look()
 
     def unchanged(self, source: Any) -> bool:
-        """Whether every table still has the very same entries, and every tensor its dtype and shape."""
+        """Whether every table still has the very same entries, and every tensor its dtype, shape and stride."""
         tables = self._tables if self._tables is not None else list(_containers(source))
         if len(tables) != len(self._entries):
             return False
@@ -71,7 +75,7 @@ class _Known:
         return self._look() == self._kinds
 
     def _look(self) -> list[Any]:
-        return [(tensor.dtype, tensor.shape) for tensor in self._tensors]
+        return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in self._tensors]
 
 
 def _containers(source: Any) -> Iterator[Any]:

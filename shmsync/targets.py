@@ -124,15 +124,16 @@ class Targets:
         return None
 
     def _maps(self, target: Target) -> bool:
-        fits = target.tensor.dtype == self._layout.leaves[target.leaf].dtype and target.tensor.device.type == "cpu"
-        return fits and self._mode != "copy"
+        tensor = target.tensor
+        fits = tensor.dtype == self._layout.leaves[target.leaf].dtype and tensor.device.type == "cpu"
+        # An inference tensor has no version counter, and cannot become a view of a tensor that has one.
+        return fits and self._mode != "copy" and not tensor.is_inference()
 
     def _check_mode(self, found: Iterable[Target]) -> None:
         cannot = [t for t in found if self._mode == "map" and not t.place.is_buffer and not self._maps(t)]
         if cannot:
             lines = [
-                f"  - `{t.place.key}`: a {t.tensor.dtype} on {t.tensor.device} cannot alias "
-                f"{self._layout.leaves[t.leaf].dtype} on the host"
+                f"  - `{t.place.key}`: a {_kind(t.tensor)} cannot alias {self._layout.leaves[t.leaf].dtype} on the host"
                 for t in cannot
             ]
             raise BindingError("mode='map' is not possible, use mode='copy':\n" + "\n".join(lines))
@@ -162,6 +163,10 @@ class Targets:
             raise BindingLost(f"The bound parameters are no longer the module's own. {error}") from error
         kept = {id(target.tensor) for target in self._mapped}
         self._privatize([target for target in before if id(target.tensor) not in kept])
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} on {tensor.device}" + (" made in inference mode" if tensor.is_inference() else "")
 
 
 def _addresses(targets: list[Target]) -> list[int]:

@@ -5,6 +5,7 @@ Known by what it has, not by its class, so that every torchrl release that has t
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError
+
+_log = logging.getLogger("shmsync")
 
 # The attribute that a rollout reads at every step.
 _CALLED_POLICY = "_wrapped_policy_maybe_compiled"
@@ -138,6 +141,12 @@ class CopyingAttachment:
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe()
         self._passed_on = 0
+        _log.warning(
+            "Worker %s: the inner processes of this %s had started before the channel was known. It passes each version "
+            "on to them, a second copy; pass weight_updater= to the RPCCollector to let them map the channel themselves",
+            self._subscriber.worker_id,
+            type(collector).__name__,
+        )
 
     def notified(self) -> remote.Answer:
         if self._subscriber.seen > self._passed_on:

@@ -69,6 +69,8 @@ def test_dtype_casts_floating_leaves_as_torch_does(publisher, subscriber, given,
         "many": values,
         "transposed": values.reshape(2, -1).t(),
         "scalar": torch.tensor(1e-40).to(given),
+        "long": values.repeat(17)[: 2 * 32768 + 1],  # torch casts such leaves on several threads
+        "long and strided": values[: 2 * 2052].reshape(2, 2052).repeat(9, 2).t(),
         "int": torch.arange(5),
         "bool": torch.tensor([True]),
         "complex": torch.tensor([1e-40 + 2j]),

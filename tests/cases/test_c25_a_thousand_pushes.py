@@ -10,17 +10,18 @@ from tests.helpers import probes, workers
 from tests.helpers.models import fill
 
 ROUNDS = 50
+KILLS = 25
 SLACK_NBYTES = 1 << 20
 
 
 def policy() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))  # 1 MiB
+    return nn.Sequential(*(nn.Linear(128, 128) for _ in range(16)))  # 1 MiB, in leaves that torch fills with one thread
 
 
 def step(state) -> float:
     """One forward's worth: take the news, look at the weights."""
     state.binding.refresh()
-    return float(state.module[3].bias.data[0])
+    return float(state.module[15].bias.data[0])
 
 
 def attach_and_detach(state, handle: str, rounds: int) -> list[float]:
@@ -74,13 +75,13 @@ def test_fifty_attachments(publisher, peer) -> None:
     assert last[2].descriptors == guest.call(workers.footprint).descriptors
 
 
-def test_fifty_processes_that_are_killed(publisher, peer) -> None:
+def test_processes_that_are_killed(publisher, peer) -> None:
     """The trainer keeps nothing of those that went without a word."""
     source = policy()
     channel = publisher(source, max_subscribers=3)
     channel.publish()
     before = None
-    for number in range(ROUNDS):
+    for number in range(KILLS):
         worker = peer()
         worker.call(workers.attach, str(channel.handle), policy)
         worker.kill()

@@ -34,7 +34,7 @@ def publish(state, count: int) -> str:
 
 
 def step(state) -> tuple[int, float]:
-    return state.subscriber.refresh(), uniform(state.module)
+    return state.subscriber.refresh(), uniform(torch.cat([leaf.detach() for leaf in state.module.leaves]))
 
 
 def close(state) -> None:

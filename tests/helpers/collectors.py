@@ -85,7 +85,7 @@ class Net(nn.Module):
                 time.sleep(self.pause)
         low, high = torch.stack(ends).min(), torch.stack(ends).max()
         shape = (*observation.shape[:-1], 1)
-        return tuple(x.expand(shape).clone() for x in (self.layers[0].mean(), low, high))  # type: ignore[return-value]
+        return tuple(x.expand(shape).clone() for x in (self.layers[0].mean(), low, high))
 
 
 def net_policy(**options: Any) -> TensorDictModule:

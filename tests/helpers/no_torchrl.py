@@ -2,4 +2,4 @@
 
 import sys
 
-sys.modules["torchrl"] = None  # type: ignore[assignment]
+sys.modules["torchrl"] = None

@@ -42,7 +42,7 @@ class Player:
         self.policy = policy
 
     def act(self) -> tuple[float, float]:
-        return self.policy()  # type: ignore[no-any-return]
+        return self.policy()
 
 
 def build(world: SimpleNamespace, workers: int = 3) -> None:
@@ -71,7 +71,9 @@ def _agent(name: str, rank: int, size: int, port: int) -> None:
     rpc.shutdown()
 
 
-def own(world: SimpleNamespace, make: Callable[..., Any] = Player, of: Callable[..., Any] = Policy, **options: Any) -> None:
+def own(
+    world: SimpleNamespace, make: Callable[..., Any] = Player, of: Callable[..., Any] = Policy, **options: Any
+) -> None:
     """Let every worker own a `make(of(**options))`, and give the trainer a policy."""
     world.policy = of(**options)
     world.rrefs = [rpc.remote(name, _make, args=(make, of, options)) for name in world.names]
@@ -110,12 +112,12 @@ def _with_local(rref: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def module_of(owned: Any) -> nn.Module:
-    return owned if isinstance(owned, nn.Module) else owned.policy  # type: ignore[no-any-return]
+    return owned if isinstance(owned, nn.Module) else owned.policy
 
 
 def weights_of(owned: Any) -> tuple[float, float]:
     """The lowest and the highest weight, without a forward."""
-    return Policy.forward(module_of(owned))  # type: ignore[arg-type]
+    return Policy.forward(module_of(owned))
 
 
 def bound_version(owned: Any) -> int:
@@ -125,7 +127,7 @@ def bound_version(owned: Any) -> int:
 
 
 def run_forward(owned: Any) -> tuple[float, float]:
-    return module_of(owned)()  # type: ignore[no-any-return]
+    return module_of(owned)()
 
 
 def pid_of(owned: Any) -> int:

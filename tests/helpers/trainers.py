@@ -189,7 +189,7 @@ def _fork_instead_of_exec(executable: Any, arguments: list[str], descriptors: li
             if fd > 2 and fd not in descriptors:
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined, method-assign]
+        forkserver._forkserver.ensure_running = lambda: None
         exec(arguments[-1], {})  # the program that a new interpreter would run
     finally:
         os._exit(1)

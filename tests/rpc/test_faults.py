@@ -126,13 +126,13 @@ def break_notify(owned: Any) -> None:
     def broken(*args: Any) -> None:
         raise ValueError("broken on purpose")
 
-    remote.whole_notify, remote.notify = remote.notify, broken  # type: ignore[attr-defined, assignment]
+    remote.whole_notify, remote.notify = remote.notify, broken
 
 
 def mend_notify(owned: Any) -> None:
     from shmsync import remote
 
-    remote.notify = remote.whole_notify  # type: ignore[attr-defined]
+    remote.notify = remote.whole_notify
 
 
 def test_post_hooks_run_also_after_a_push_that_a_worker_did_not_confirm(trainer: Trainer) -> None:
@@ -173,7 +173,7 @@ def test_a_killed_worker(fresh_trainer: Trainer) -> None:
 
 
 def lag(world: SimpleNamespace) -> dict[int, int]:
-    return world.updater.lag().workers  # type: ignore[no-any-return]
+    return world.updater.lag().workers
 
 
 def fail_in_block(world: SimpleNamespace) -> None:

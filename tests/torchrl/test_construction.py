@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torchrl.collectors import Collector
 
 from shmsync import ChannelClosed, ChannelUnreachable, PushError, RPCWeightUpdater, remote
+from tests.helpers import collectors
 from tests.helpers.collectors import ask, collect, fill, net_policy, push, seen_in, value_of, values, versions
 from tests.helpers.trainers import Trainer
 
@@ -68,6 +69,22 @@ def test_torchrls_five_arguments(trainer: Trainer, make: str) -> None:
         ([1.75] * 2, 3),
         ([1.75] * 2, [0] * 2),
     ]
+
+
+def test_five_arguments_before_there_are_workers(start: Callable[..., Trainer]) -> None:
+    """As an instance: the RRefs are taken from the collector when they are there, and the weights that it was given, not
+    the policy's, are version 1. Mutant: ask for `collector_rrefs[i]` of None."""
+    trainer = start(build=build_with_instance)
+    first = trainer.do(collect)
+    assert (first.actions, first.versions) == ([5.0], [1])
+    report = trainer.do(push, 6.0)
+    assert [report.workers[worker].in_use for worker in (0, 1)] == [2, 2]
+    assert trainer.do(values) == [6.0] * 2
+
+
+def build_with_instance(world: SimpleNamespace) -> None:
+    weights = TensorDict.from_module(net_policy(value=5.0)).data
+    collectors.build(world, updater=RPCWeightUpdater(None, Collector, None, weights, 2))
 
 
 def test_the_first_push_attaches_without_init(trainer: Trainer) -> None:
@@ -166,7 +183,7 @@ def pretend_another_host(collector: Any) -> str:
 
     from shmsync import handle
 
-    handle._boot_id = lambda: "11111111-2222-3333-4444-555555555555"  # type: ignore[assignment]
+    handle._boot_id = lambda: "11111111-2222-3333-4444-555555555555"
     return socket.gethostname()
 
 
@@ -175,7 +192,7 @@ def back_on_this_host(collector: Any) -> None:
 
     from shmsync import handle
 
-    handle._boot_id = lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # type: ignore[assignment]
+    handle._boot_id = lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def test_a_worker_that_cannot_map_the_channel_is_named(trainer: Trainer) -> None:
@@ -213,5 +230,3 @@ def test_from_policy_makes_an_updater_of_its_weights() -> None:
     assert isinstance(made, RPCWeightUpdater)
     assert made._get_server_weights() is not None
     assert RPCWeightUpdater.from_policy(lambda x: x) is None
-
-

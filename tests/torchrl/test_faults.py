@@ -103,7 +103,7 @@ def env_on_another_host_in_worker_1() -> EnvBase:
     from shmsync import handle
 
     if rpc.get_worker_info().name == "COLLECTOR_NODE_2":
-        handle._boot_id = lambda: "11111111-2222-3333-4444-555555555555"  # type: ignore[assignment]
+        handle._boot_id = lambda: "11111111-2222-3333-4444-555555555555"
     return Corridor()
 
 
@@ -122,22 +122,19 @@ def test_a_worker_on_another_host_is_named_before_its_first_batch(start: Start) 
         trainer.do(collect)
 
 
-@pytest.mark.parametrize("order", [(close, shut_down), (shut_down, close), (shut_down,), ()], ids=str)
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(
+    ("sync", "order"),
+    [(False, (close, shut_down)), (True, (shut_down, close)), (False, (shut_down,))],
+    ids=["updater first", "collector first", "no close"],
+)
 def test_a_run_ends_in_any_order_without_a_complaint(start: Start, sync: bool, order: tuple[Any, ...]) -> None:
-    """Updater first, collector first, no close at all: no error, no traceback, no warning, no process left. If nothing is
-    shut down, the trainer's end is torchrl's affair, but not noisier for us. Mutant: notify after RPC has ended."""
+    """No error, no traceback, no warning of ours, no process left. Mutant: send messages after RPC has ended."""
     trainer = start(sync=sync, workers=1)
     trainer.do(push, 2.0)
     trainer.do(collect, 2)
     for step in order:
-        error, seconds = trainer.do(timed, step)
-        assert error is None
-        assert seconds < 20
-    if shut_down not in order:
-        trainer.close()
-    else:
-        assert trainer.end() == 0
-        wait_for(lambda: not trainer.processes(), "the end of all processes")
+        assert trainer.do(timed, step)[0] is None
+    assert trainer.end() == 0
+    wait_for(lambda: not trainer.processes(), "the end of all processes")
     assert "Traceback" not in trainer.output()
     assert "shmsync" not in trainer.output()

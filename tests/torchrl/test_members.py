@@ -37,7 +37,7 @@ def lately_warned(world: SimpleNamespace) -> list[str]:
 
 
 def version(world: SimpleNamespace) -> int:
-    return world.updater.version  # type: ignore[no-any-return]
+    return world.updater.version
 
 
 def form(world: SimpleNamespace, name: str, value: float) -> None:
@@ -145,7 +145,7 @@ def test_all_worker_ids(trainer: Trainer) -> None:
 
 
 def all_worker_ids(world: SimpleNamespace) -> list[int]:
-    return world.updater.all_worker_ids()  # type: ignore[no-any-return]
+    return world.updater.all_worker_ids()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,16 @@ def test_exactly_the_addressed_workers_are_updated(trainer: Trainer, worker_ids:
 
 @pytest.mark.parametrize(
     ("worker_ids", "named"),
-    [(-1, "-1"), (3, "3"), ("0", "'0'"), ([0, 3], "3"), ([0, "1"], "'1'"), (1.0, "1.0"), (True, "True"), ([None], "None")],
+    [
+        (-1, "-1"),
+        (3, "3"),
+        ("0", "'0'"),
+        ([0, 3], "3"),
+        ([0, "1"], "'1'"),
+        (1.0, "1.0"),
+        (True, "True"),
+        ([None], "None"),
+    ],
     ids=str,
 )
 def test_a_bad_worker_id_is_named_and_nothing_is_sent(trainer: Trainer, worker_ids: Any, named: str) -> None:

@@ -23,7 +23,7 @@ def change(world: SimpleNamespace, value: float) -> None:
 
 
 def version(world: SimpleNamespace) -> int:
-    return world.updater.version  # type: ignore[no-any-return]
+    return world.updater.version
 
 
 def test_update_after_each_batch_sync(start: Start) -> None:

@@ -223,7 +223,7 @@ def push_with_eps(world: SimpleNamespace, value: float, eps: float) -> None:
 
 
 def eps_of(collector: Any) -> float:
-    return collector.policy[-1].eps.item()  # type: ignore[no-any-return]
+    return collector.policy[-1].eps.item()
 
 
 def lazy() -> TensorDictModule:
@@ -256,7 +256,7 @@ def write(collector: Any) -> None:
 
 
 def first_weight(collector: Any) -> float:
-    return next(collector.policy.parameters())[0].item()  # type: ignore[no-any-return]
+    return next(collector.policy.parameters())[0].item()
 
 
 def trainers_weight(world: SimpleNamespace) -> float:

@@ -103,7 +103,9 @@ def push_to(world: SimpleNamespace, worker_ids: Any) -> Any:
     return values(world), world.updater.calls
 
 
-@pytest.mark.parametrize(("worker_ids", "expected"), [(None, [1.0, 4.0]), ([0, 1], [1.0, 4.0]), ([0], [1.0, 1.0])], ids=str)
+@pytest.mark.parametrize(
+    ("worker_ids", "expected"), [(None, [1.0, 4.0]), ([0, 1], [1.0, 4.0]), ([0], [1.0, 1.0])], ids=str
+)
 def test_a_worker_that_is_to_be_skipped_is_skipped(trainer: Trainer, worker_ids: Any, expected: list[float]) -> None:
     """Also where everybody is addressed: it keeps its version, also after its next batch. Mutant: ask `_skip_update` for
     named workers only."""
@@ -133,13 +135,13 @@ def break_notify(collector: Any) -> None:
     def broken(*args: Any) -> None:
         raise ValueError("broken on purpose")
 
-    remote.whole_notify, remote.notify = remote.notify, broken  # type: ignore[attr-defined, assignment]
+    remote.whole_notify, remote.notify = remote.notify, broken
 
 
 def mend_notify(collector: Any) -> None:
     from shmsync import remote
 
-    remote.notify = remote.whole_notify  # type: ignore[attr-defined]
+    remote.notify = remote.whole_notify
 
 
 def test_a_subclass_with_torchrls_keyword_only_signature_works(trainer: Trainer) -> None:

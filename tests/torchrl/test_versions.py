@@ -98,7 +98,7 @@ def env_without_leases() -> EnvBase:
     """In the worker: a lease is believed, but no lock is taken."""
     from shmsync.leases import Locks
 
-    Locks.try_shared = lambda self, slot: True  # type: ignore[method-assign, assignment]
+    Locks.try_shared = lambda self, slot: True
     return Corridor()
 
 
@@ -111,8 +111,8 @@ def env_without_gate() -> EnvBase:
         self._binding.refresh()
         return self._binding.version, self._subscriber.seen
 
-    CollectorAttachment.notified = notified  # type: ignore[method-assign]
-    Gate.enter, Gate.leave = lambda self: True, lambda self: None  # type: ignore[method-assign, assignment]
+    CollectorAttachment.notified = notified
+    Gate.enter, Gate.leave = lambda self: True, lambda self: None
     return Corridor()
 
 
@@ -126,7 +126,7 @@ def env_stamped_at_the_switch() -> EnvBase:
         self._stamp(self._subscriber.seen)
         return notified(self)
 
-    CollectorAttachment.notified = stamping  # type: ignore[method-assign]
+    CollectorAttachment.notified = stamping
     return Corridor()
 
 

@@ -154,8 +154,8 @@ def test_a_failed_copy_burns_its_number_and_shows_nothing(channel, subscriber, m
 def broken_copy(store, slot: int, leaves) -> None:
     """The first half of the first leaf arrives."""
     first = int(leaves[0])
-    half = store._views[slot][first].numel() // 2
-    store._views[slot][first].view(-1)[:half].copy_(store._sources[first].view(-1)[:half])
+    half = store._slots[slot].views[first].numel() // 2
+    store._slots[slot].views[first].view(-1)[:half].copy_(store._given[first].view(-1)[:half])
     raise RuntimeError("half way")
 
 

@@ -171,6 +171,23 @@ def test_a_doubled_module_is_followed_where_copies_are_cast(world) -> None:
     assert uniform(it.worker) == 2
 
 
+@pytest.mark.parametrize("mode", ["auto", "copy"])
+def test_a_module_made_in_inference_mode(publisher, subscriber, mode) -> None:
+    with torch.inference_mode():
+        worker = mlp()
+    source = mlp()
+    channel = publisher(source)
+    follower = subscriber(channel)
+    follower.bind(worker, mode)
+    for k in (1, 2, 3):
+        channel.publish(fill(source, k))
+        with torch.inference_mode():
+            worker(torch.ones(1, 3))
+        assert uniform(worker) == k
+    follower.close()
+    assert uniform(worker) == 3
+
+
 def test_map_that_is_not_possible_is_an_error_naming_the_keys(publisher, subscriber) -> None:
     channel = publisher(nn.Linear(2, 2), dtype=torch.bfloat16)
     worker = nn.Linear(2, 2)
