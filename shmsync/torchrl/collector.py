@@ -142,8 +142,8 @@ class CopyingAttachment:
         self.target, self._subscriber = collector, subscribe()
         self._passed_on = 0
         _log.warning(
-            "Worker %s: the inner processes of this %s had started before the channel was known. It passes each version "
-            "on to them, a second copy; pass weight_updater= to the RPCCollector to let them map the channel themselves",
+            "Worker %s: the inner processes of this %s had started before the channel was known. It passes each "
+            "version on to them, a second copy; weight_updater= of RPCCollector lets them map the channel themselves",
             self._subscriber.worker_id,
             type(collector).__name__,
         )
