@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
@@ -75,7 +76,14 @@ class _Known:
         return self._look() == self._kinds
 
     def _look(self) -> list[Any]:
-        return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in self._tensors]
+        return [_kind(tensor) for tensor in self._tensors]
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """All that `.data = ` can change in a tensor that stays the same object, but its values."""
+    # The dispatch keys tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros.
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    return tensor.dtype, tensor.shape, tensor.stride(), keys
 
 
 def _containers(source: Any) -> Iterator[Any]:
