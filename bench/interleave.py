@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,8 +42,15 @@ class Crew:
         return {name: answer for name, answer in answers.items() if answer is not _GONE}
 
     def rounds(self, count: int, turn: Callable[[str, Child], None]) -> None:
-        """`count` rounds in which each rival has its turn, beginning with another one each time."""
+        """`count` rounds in which each rival has its turn, beginning with another one each time.
+
+        Fewer, but one at least, where they take longer than the run's limit for one phase.
+        """
+        end = time.monotonic() + self._results.about.get("phase_seconds", math.inf)
         for number in range(count):
+            if number and time.monotonic() > end:
+                self._results.notes.append(f"{self._where}: {number} of {count} rounds, they took too long")
+                return
             names = list(self.children)
             start = number % max(1, len(names))
             for name in names[start:] + names[:start]:

@@ -19,7 +19,8 @@ _MEMORY = {
     "worker private": "a worker's private memory",
     "all processes": "the memory of all processes beyond the trainer's own weights",
 }
-_NEGLIGIBLE_NBYTES = 1 << 20
+# The threads and buffers of an RPC agent take as much, whatever the weights.
+_NEGLIGIBLE_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,19 @@ def quantity(value: float, unit: str) -> str:
     if unit == "s":
         for factor, name in ((1.0, "s"), (1e3, "ms")):
             if abs(value) * factor >= 1:
-                return f"{value * factor:.3g} {name}"
-        return f"{value * 1e6:.3g} µs"
+                return f"{_digits(value * factor)} {name}"
+        return f"{_digits(value * 1e6)} µs"
     if unit == "B":
         for nbytes, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "KB")):
             if abs(value) >= nbytes:
-                return f"{value / nbytes:.3g} {name}"
+                return f"{_digits(value / nbytes)} {name}"
         return f"{value:.0f} B"
-    return f"{value:.3g}{'' if unit == '1' else ' ' + unit}"
+    return f"{_digits(value)}{'' if unit == '1' else ' ' + unit}"
+
+
+def _digits(value: float) -> str:
+    """Three of them, never as a power of ten."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _median(series: Series) -> float:

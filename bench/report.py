@@ -86,7 +86,7 @@ def _cell(results: Results, series: list[Series], rival: str, metric: str) -> st
     if metric == "mixed forwards":
         return f"{100 * found.spread.median:.2g} %"
     reference = results.reference_of(found) if metric == "push" else None
-    times = f", {spread(ratios(found.samples, reference.samples)).median:.3g} x" if reference else ""
+    times = f", {spread(ratios(found.samples, reference.samples)).median:.1f} x" if reference else ""
     return _value(found) + times
 
 

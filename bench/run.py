@@ -27,7 +27,8 @@ def run(quick: bool, folder: Path, groups: Sequence[str] = (), rivals: Sequence[
     for module in _PRELOADED:
         importlib.import_module(module)
     gc.freeze()  # what is there now stays; collecting it would copy its pages in every child
-    results = Results({**machine.describe(), "quick": quick, "groups": list(groups), "rivals": list(rivals)})
+    options = {"quick": quick, "groups": list(groups), "rivals": list(rivals)}
+    results = Results({**machine.describe(), **options, "phase_seconds": plan.PHASE_SECONDS[quick]})
     begin = time.monotonic()
     for step in plan.steps(quick, list(rivals)):
         if not groups or step.group in groups:

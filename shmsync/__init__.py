@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from . import errors
 from .binding import Binding
+from .copying import has_extension
 from .errors import (
     BindingError,
     BindingLost,
@@ -44,6 +45,7 @@ __all__ = [
     "ChannelUnreachable",
     "errors",
     "Handle",
+    "has_extension",
     "Layout",
     "LayoutError",
     "LayoutMismatch",

@@ -20,7 +20,7 @@ try:
 except ImportError:  # not built: everything works, slower
     engine = None  # type: ignore[assignment]
 
-has_extension = engine is not None
+has_extension = engine is not None and hasattr(engine, "Plan")
 
 # torch splits a copy among its threads from this many elements on (at::internal::GRAIN_SIZE).
 _ONE_THREAD = 32768 - 1
@@ -88,7 +88,7 @@ class Filler:
         quick = [i for i, kind in enumerate(kinds) if kind is not None]
         rest = [i for i, kind in enumerate(kinds) if kind is None]
         plan = None
-        if engine is not None and quick:
+        if has_extension and quick:
             addresses = [self.views[leaves[i]].data_ptr() for i in quick]
             plan = engine.Plan(addresses, None, [sources[i].nbytes for i in quick], [kinds[i] for i in quick])
         return _Planned(token, plan, quick, rest)
@@ -118,5 +118,5 @@ def _set_up_engine() -> None:
     engine.set_bfloat16_nan(int(nan) & 0xFFFF)
 
 
-if engine is not None and hasattr(engine, "Plan"):
+if has_extension:
     _set_up_engine()

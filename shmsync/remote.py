@@ -43,11 +43,15 @@ class ModuleAttachment:
     """A plain module, or the module that is some object's `policy`."""
 
     def __init__(self, target: Any, subscribe: Subscribe) -> None:
-        policy = _policy_of(target)
+        self._policy = _policy_of(target)
         self.target, self._subscriber = target, subscribe()
-        self._binding: Binding = self._subscriber.bind(policy)
+        self._binding: Binding = self._subscriber.bind(self._policy)
 
     def notified(self) -> Answer:
+        policy = _policy_of(self.target)
+        if policy is not self._policy:  # it was given another one
+            self._binding.unbind()
+            self._policy, self._binding = policy, self._subscriber.bind(policy)
         used = self._binding.refresh()
         return used, self._subscriber.seen
 

@@ -284,12 +284,12 @@ class Subscriber:
         """
         for binding in list(self._bindings):
             binding.unbind()
-        with self._mutex:
-            self._open = False
-            # The roster's mapping holds the claim on the line.
-            self._line = self._ctl = None
-            self._data_word = _NO_DATA
-        self._end_if_unused()
+        self._mutex.acquire()
+        self._open = False
+        # The roster's mapping holds the claim on the line.
+        self._line = self._ctl = None
+        self._data_word = _NO_DATA
+        self._leave()
 
     def __enter__(self) -> Subscriber:
         return self
@@ -424,25 +424,23 @@ class Subscriber:
             self._leave()
 
     def _leave(self) -> None:
-        self._mutex.release()
-        while self._released and self._data is not None and self._mutex.acquire(blocking=False):
-            try:
-                slot = self._released.popleft()
-                holder, self_locks = self._data.holder, self._locks
-                holder.counts[slot] -= 1
-                if not holder.counts[slot]:
-                    del holder.counts[slot]
-                    self_locks.unlock(slot)
-            except IndexError:  # another thread took the last one
-                pass
-            finally:
-                self._mutex.release()
-        if not self._open:
-            self._end_if_unused()
+        """Let go of the mutex, but for what has come in meanwhile: leases whose last tensor died while it was held."""
+        while True:
+            self._settle()
+            self._mutex.release()
+            if not self._released or not self._mutex.acquire(blocking=False):
+                return
 
-    def _end_if_unused(self) -> None:
-        """After close(): give up locks, descriptors and mappings, once the last lease has ended."""
-        if self._data is None or not self._data.holder.counts:
+    def _settle(self) -> None:
+        """With the mutex held: end the leases that are over, and after close(), with the last of them, everything."""
+        data = self._data
+        while self._released and data is not None:
+            slot = self._released.popleft()
+            data.holder.counts[slot] -= 1
+            if not data.holder.counts[slot]:
+                del data.holder.counts[slot]
+                self._locks.unlock(slot)
+        if not self._open and (data is None or not data.holder.counts):
             self._end()
             self._data = None
 
@@ -532,6 +530,7 @@ class _Performer:
         return getattr(self, operation[0])(*operation[1:])
 
     def load_row(self, row: int) -> int:
+        self._subscriber._check_open()  # under the mutex: close() may have come first
         return self._data.rows[row]
 
     def again(self, word: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import rpc
 
 from .. import ids
-from ..errors import ChannelClosed, NothingPublished, PushError, PushTimeout, ShmSyncError
+from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher
 from .base import UpdaterBase
 from .messenger import Messenger
@@ -263,6 +263,11 @@ class RPCWeightUpdater(UpdaterBase):
         if self._publisher is None:
             self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
             self._messenger = Messenger(self._publisher.handle, self._rref)
+        if self.num_workers > self._publisher.max_subscribers:
+            raise LimitError(
+                f"There are {self.num_workers} workers, but room for {self._publisher.max_subscribers}; "
+                "make the RPCWeightUpdater with a larger max_workers="
+            )
         return self._publisher
 
     def _publish_first(self) -> None:

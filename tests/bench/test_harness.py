@@ -168,6 +168,15 @@ def test_rounds_begin_with_another_rival_each_time() -> None:
     assert first == ["a", "b", "b", "a"]
 
 
+def test_rounds_that_take_too_long_are_fewer_and_said_to_be() -> None:
+    """Mutant: no limit; no round at all."""
+    results, turns = Results({"phase_seconds": 0.0}), []
+    with crew(results, "here", {"a": (Plain,)}) as made:
+        made.rounds(5, lambda name, child: turns.append(name))
+    assert turns == ["a"]
+    assert results.notes == ["here: 1 of 5 rounds, they took too long"]
+
+
 @pytest.mark.parametrize("name", ["shmsync", "shmsync-memory", "torchrl-updater", "lock"])
 def test_a_small_comparison_runs(name: str) -> None:
     """One worker, all that a host can be asked. Pushes are checked inside."""

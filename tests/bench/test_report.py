@@ -108,7 +108,7 @@ def test_the_document_has_the_ratio_to_the_roofline_and_a_warning_on_a_busy_mach
     made.about["machine"] = {"load_at_start": 3.0}
     text = markdown(made, ["latest-push.png"])
     assert "| shmsync | 25 ms, 2.5 x |" in text
-    assert "30 x" in text
+    assert "30.0 x" in text
     assert "not idle" in text
     assert "![latest-push.png](latest-push.png)" in text
     assert "## Must hold" in text

@@ -1,4 +1,4 @@
-"""torchrl collectors for tests: an environment and policies that show which weights a step used, and what to do with them.
+"""torchrl collectors for tests: an environment and policies that show which weights a step used.
 
 The functions that take a `world` run in a trainer (tests.helpers.trainers); it holds the collector, the updater and the
 trainer's policy.
@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ class Corridor(EnvBase):
 
 
 class Net(nn.Module):
-    """Its output: the mean of its weights, and the lowest and the highest of them. `pause`: seconds after each layer."""
+    """Gives the mean of its weights, and the lowest and the highest of them. `pause`: seconds after each layer."""
 
     def __init__(self, value: float = 7.0, layers: int = 1, size: int = 8, pause: float = 0.0) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ def build(
     collector_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """An RPCCollector with `frames` per batch. `factory`: makes the workers' policies; they are not given the trainer's.
+    """An RPCCollector with `frames` per batch. `factory`: makes the workers' policies, instead of the trainer's.
 
     `updater`: a class or an instance, by default shmsync's class; `kind`: the collector class of the workers.
     """
@@ -151,6 +152,19 @@ def seen_in(data: TensorDictBase) -> SimpleNamespace:
         processes=values("process"),
         versions=values(("next", "policy_version")),
     )
+
+
+def collect_from_each(world: SimpleNamespace, processes: int, each: int) -> dict[int, list[Any]]:
+    """Batches until so many processes have contributed to `each` of them; by process, what its steps of each batch show.
+
+    A process may be slower than another, so nobody knows in which batch it will be seen.
+    """
+    found: dict[int, list[Any]] = defaultdict(list)
+    while len(found) < processes or min(map(len, found.values())) < each:
+        data = next(world.batches).reshape(-1)
+        for process in set(data["process"].flatten().tolist()):
+            found[process].append(seen_in(data[data["process"].flatten() == process]))
+    return dict(found)
 
 
 def fill(policy: nn.Module, value: float) -> None:

@@ -25,7 +25,7 @@ MODULES = ("tests.helpers.no_torchrl", "tests.helpers.rpc_worlds", "shmsync.torc
 
 
 class Policy(nn.Module):
-    """`sizes`: numbers of float32 in its parameters, all filled with `value`. A forward gives its lowest and highest."""
+    """`sizes`: numbers of float32 in its parameters, all `value` at first. A forward gives its lowest and highest."""
 
     def __init__(self, value: float = 0.0, sizes: tuple[int, ...] = (8,)) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def shut_down(world: SimpleNamespace) -> list[int | None]:
 
 
 def watch_messages(world: SimpleNamespace) -> None:
-    """Record from now on what RPC sends of shmsync's: the function's name, the bytes and the tensors of each message."""
+    """Record what RPC sends of shmsync's from now on: function, bytes and number of tensors of each message."""
     world.messages = []
     pickled: dict[bytes, str] = {}
     serialize, send = api._default_pickler.serialize, api._invoke_rpc_python_udf

@@ -50,7 +50,7 @@ class Trainer:
 
     def __init__(self, modules: Iterable[str] = (), start_method: str = "forkserver") -> None:
         self._pipe, theirs = Pipe()
-        self._log, self._output = tempfile.TemporaryFile(), ""
+        self._log, self._output = tempfile.TemporaryFile(), ""  # noqa: SIM115 - closed by close()
         call = (
             f"from tests.helpers.trainers import serve; serve({theirs.fileno()}, {start_method!r}, {list(modules)!r})"
         )

@@ -6,6 +6,7 @@ step is worked out once for all states that differ only in what it does not touc
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterator
@@ -20,9 +21,9 @@ from .threads import END, Memory, Thread
 
 # Operations of no interest to anybody else. The first are run together with the step after them, the others together
 # with the step before. Those in *_ALONE only while the process has but one thread.
-AHEAD = frozenset({"choose", "attempt", "floor"})
+AHEAD = frozenset({"choose", "attempt", "give_back_begins", "floor"})
 AHEAD_ALONE = AHEAD | {"enter", "gate_lock"}
-BEHIND = frozenset({"outcome", "acquired", "hold", "let_go", "again"})
+BEHIND = frozenset({"outcome", "give_back_ends", "acquired", "hold", "let_go", "again"})
 BEHIND_ALONE = BEHIND | {"leave", "gate_unlock", "gate_leave", "drop_private"}
 
 
@@ -105,6 +106,9 @@ class Explorer:
         begin = time.perf_counter()
         report = Report(self._model.name)
         at = 0
+        # Millions of small tuples, none in a cycle.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             self._reach(self._first(), 0)
             while at < len(self._states):
@@ -113,13 +117,15 @@ class Explorer:
             stuck = first_stuck(len(self._states), *self._edges, self._final)
             if stuck is not None:
                 at = stuck
-                raise Violation("no way on from here lets everybody finish")
+                raise Violation("4: no way on from here lets everybody finish")
         except Violation as violation:
             report.violation = str(violation)
             report.schedule = self._schedule(at, report.violation)
         finally:
             for thread in self._model.threads:
                 thread.close()
+            if collects:
+                gc.enable()
         report.states, report.steps = len(self._states), len(self._edges[0])
         report.seconds = time.perf_counter() - begin
         return report
@@ -224,7 +230,7 @@ class Explorer:
         try:
             walk.go(thread, Outcome(None, *self._values(shared, process)), "", False)
         except Violation as violation:
-            return Violation(f"{walk.text}: {violation}")
+            return Violation(f"{violation} (at {walk.text})")
         return walk.found
 
     # --- schedules
@@ -273,7 +279,7 @@ class _Walk:
             self._arrive(state, before, text)
             return
         if name == "wait" and not self._model.may_wait:
-            raise Violation("the publisher waits for a slot")
+            raise Violation("4: the publisher waits for a slot")
         self.text = f"{text}{self._thread.name} {_call(operation)}"
         ahead = name in self._ahead and not operations.may_fail(self._thread, name)
         for outcome in operations.perform(self._thread, operation, before.shared, before.process):

@@ -20,14 +20,14 @@ from .threads import Thread
 class Mutant:
     """Edits of the source, (before, after) each, or other operations; and the scope that shows it.
 
-    `unseen`: nobody but the explorer notices, with its view of everything.
+    `strict_only`: in that scope nobody but the explorer notices, with its view of everything.
     """
 
     name: str
     scope: str
     edits: tuple[tuple[str, str], ...] = ()
     operations: type[Operations] = Operations
-    unseen: bool = False
+    strict_only: bool = False
 
     def module(self) -> ModuleType:
         """shmsync.slots with the mistake in it."""
@@ -84,6 +84,15 @@ _COUNT_DOWN = """        holder.counts[slot] -= 1
             del holder.counts[slot]
             yield ("unlock", slot)
 """
+_AGAIN = """            yield ("again", word)
+"""
+_FINALLY = """    finally:
+        yield ("leave",)
+"""
+_UNLESS_RAISING = """    finally:
+        if __import__("sys").exc_info()[0] is None:
+            yield ("leave",)
+"""
 _FILL = """    stamps[stale] = UNKNOWN
     yield ("copy_in", slot, changed)
     if len(rest):
@@ -117,7 +126,7 @@ MUTANTS = [
         (_PUBLISH, _PUBLISH.replace("in rows", "in ((1, 2, 0) if 0 in rows else rows)")),)),
     Mutant("a slot is picked without its lock", "everybody", (
         ('if slot not in live and (yield ("try_exclusive", slot)):', "if slot not in live:"),)),
-    Mutant("live rows are not respected", "everybody", (
+    Mutant("live rows are not respected", "subsets", (
         ("live = {slot_of(word) for word in words if word and word >= everybody}", "live = set()"),)),
     Mutant("workers' rows are not respected", "subsets", (
         ("live = {slot_of(word) for word in words if word and word >= everybody}",
@@ -128,21 +137,18 @@ MUTANTS = [
         ("if word and word >= everybody}", "if word}"),)),
     Mutant("an empty row points to slot 0", "outdated", (
         ("if word and word >= everybody}", "if word >= everybody}"),)),
-    Mutant("the newest is not respected", "?", (
-        ("    if writer.newest:\n        live.add(slot_of(writer.newest))\n", ""),)),
     Mutant("a version is not zeroed before the copy", "faults", (
         ('    yield ("store_slot_version", slot, 0)\n    stamps =', "    stamps ="),)),
     Mutant("a version is stored before the copy", "everybody", (
         (_FILL, '    yield ("store_slot_version", slot, version)\n' + _FILL),)),
-    Mutant("a version is stored in the middle of the copy", "everybody", (
-        (_FILL, _FILL.replace("    if len(rest)", '    yield ("store_slot_version", slot, version)\n    if len(rest)')),)),
+    Mutant("a version is stored in the middle of the copy", "faults", (
+        (_FILL, _FILL.replace("    if len(rest)", '    yield ("store_slot_version", slot, version)\n    if len(rest)')),), strict_only=True),
     Mutant("stamps are kept over a failed copy", "partial", _without(_FILL, "    stamps[stale] = UNKNOWN\n")),
     Mutant("stamps are set before the copy", "partial", (
         (_FILL, _FILL.replace("stamps[stale] = UNKNOWN", "stamps[stale] = wanted[stale]")),)),
-    Mutant("a version's number is used again after a failure", "partial", (
+    Mutant("a version's number is used again after a failure", "numbers", (
         ("writer.version += 1 ", "writer.version = version_of(writer.newest) + 1 "),)),
-    Mutant("memory is not reserved again", "growth", (
-        ('        yield ("reserve", slot)\n', '        if not writer.used:\n            yield ("reserve", slot)\n'),)),
+    Mutant("memory is not reserved", "growth", (('        yield ("reserve", slot)\n', ""),)),
     Mutant("a failed push is not settled", "faults", (
         ("        yield from settle(writer, slot, rows, word)\n", ""),)),
     Mutant("a push that shows is not finished", "faults in subsets", (
@@ -151,10 +157,10 @@ MUTANTS = [
         (_SETTLE, _SETTLE.replace("        writer.newest = word\n", "")),)),
     Mutant("a failed push that does not show is finished", "faults", (
         (_SETTLE, _SETTLE.replace("any(words[row] == word for row in rows)", "True")),)),
-    Mutant("a failed push keeps its lock", "faults", _without(_SETTLE, '    yield ("unlock", slot)\n'), unseen=True),
+    Mutant("a failed push keeps its lock", "faults", _without(_SETTLE, '    yield ("unlock", slot)\n'), strict_only=True),
     Mutant("a failed push is the newest", "partial", (
         (_PUBLISH, "        writer.newest, before = word, writer.newest\n" + _PUBLISH),
-        ("    wanted = writer.stamps[slot_of(writer.newest)].copy()", "    wanted = writer.stamps[slot_of(writer.newest)].copy()"))),
+    )),
     Mutant("a push is not remembered as the newest", "partial", (
         ("        raise\n    writer.newest = word\n", "        raise\n"),)),
     # --- giving back
@@ -165,23 +171,19 @@ MUTANTS = [
     Mutant("a hole keeps its version", "growth", (
         ('        yield ("store_slot_version", slot, 0)\n        writer.stamps.pop', "        writer.stamps.pop"),)),
     Mutant("a hole keeps its stamps", "growth", (("        writer.stamps.pop(slot, None)\n", ""),)),
-    Mutant("a hole keeps its use", "growth", (("        writer.used.pop(slot, None)\n", ""),)),
     Mutant("a hole stays locked", "growth", (
-        ('        yield ("punch", slot)\n    finally:\n        yield ("unlock", slot)\n', '        yield ("punch", slot)\n    finally:\n        pass\n'),)),
+        ('        yield ("punch", slot)\n    finally:\n        yield ("unlock", slot)\n', '        yield ("punch", slot)\n    finally:\n        pass\n'),), strict_only=True),
     Mutant("a hole that can't be punched stays locked", "growth faults", (
         ('        yield ("punch", slot)\n    finally:\n        yield ("unlock", slot)\n',
-         '        yield ("punch", slot)\n        yield ("unlock", slot)\n    finally:\n        pass\n'),)),
+         '        yield ("punch", slot)\n        yield ("unlock", slot)\n    finally:\n        pass\n'),), strict_only=True),
     # --- the subscriber
     Mutant("slot.version is not compared", "everybody", (
         ('if (yield ("load_slot_version", slot)) == version_of(word):', "if True:"),)),
     Mutant("a slot is used although its lock is taken", "everybody", (
         ('                yield ("again", word)\n                continue\n', "                pass\n"),)),
-    Mutant("a slot that is not the row's stays locked", "everybody", (
+    Mutant("a slot that is not the row's stays locked", "tight", (
         ('            if not holder.counts.get(slot):\n                yield ("unlock", slot)\n            yield ("again", word)\n',
-         '            yield ("again", word)\n'),)),
-    Mutant("a slot that is not the row's is unlocked even if it is leased", "?", (
-        ('            if not holder.counts.get(slot):\n                yield ("unlock", slot)\n            yield ("again", word)\n',
-         '            yield ("unlock", slot)\n            yield ("again", word)\n'),)),
+         '            yield ("again", word)\n'),), strict_only=True),
     Mutant("a subscriber follows its own row only", "subsets", (("return max(words)", "return words[-1]"),)),
     Mutant("a subscriber follows row 0 first", "subsets", (("return max(words)", "return words[0] or words[-1]"),)),
     Mutant("a newcomer resets its worker's row", "newcomer", operations=ResetsRow),
@@ -197,15 +199,16 @@ MUTANTS = [
         if not holder.counts[slot]:
             del holder.counts[slot]
 """),)),
-    Mutant("a lease that has ended keeps its lock", "leases", _without(_COUNT_DOWN, '            yield ("unlock", slot)\n')),
-    Mutant("the lease is released before the parameters are moved", "everybody", (
+    Mutant("a lease that has ended keeps its lock", "tight", _without(_COUNT_DOWN, '            yield ("unlock", slot)\n')),
+    Mutant("the lease is released before the parameters are moved", "worker faults", (
         (_POINT + "    old, bound.word = bound.word, word\n" + _RELEASE_OLD,
          "    old, bound.word = bound.word, word\n" + _RELEASE_OLD + _POINT),)),
-    Mutant("the old lease is kept", "everybody", ((_RELEASE_OLD, ""),)),
-    Mutant("a second lease on the bound slot is kept", "threads", (
-        ("    if word == bound.word:\n        yield from release(holder, slot_of(word))\n", "    if word == bound.word:\n"),)),
-    Mutant("a switch to the same word is made again", "?", (
-        ("    if word == bound.word:\n        yield from release(holder, slot_of(word))\n        return word\n", ""),)),
+    Mutant("version 0 is leased", "leases", (("            if not word:\n                return 0\n            slot =", "            slot ="),)),
+    Mutant("an acquire that fails keeps the mutex", "worker faults", (
+        (_AGAIN + _FINALLY, _AGAIN + _UNLESS_RAISING),)),
+    Mutant("a release that fails keeps the mutex", "worker faults", (
+        (_COUNT_DOWN + _FINALLY, _COUNT_DOWN + _UNLESS_RAISING),)),
+    Mutant("the old lease is kept", "tight", ((_RELEASE_OLD, ""),)),
     Mutant("parameters that can't be moved keep the lease", "worker faults",
            _without(_POINT, "        yield from release(holder, slot_of(word))\n")),
     # --- private pages
@@ -215,11 +218,11 @@ MUTANTS = [
         ('            if not (yield ("try_shared", slot)):\n',
          '            if not holder.counts.get(slot):\n                yield ("drop_private", slot)\n'
          '            if not (yield ("try_shared", slot)):\n'))),
-    Mutant("private pages are dropped after the parameters have moved", "private", (
-        (_FIRST_LOOK, ""), (_POINT, _POINT.replace('("point", word)\n', '("point", word)\n        yield ("drop_private", slot_of(word))\n')))),
+    Mutant("private pages are dropped after the parameters have moved", "private leases", (
+        (_FIRST_LOOK, ""), (_POINT, _POINT.replace('("point", word)\n', '("point", word)\n        yield ("drop_private", slot_of(word))\n'))), strict_only=True),
     Mutant("private pages are dropped when the lease ends", "private", (
         (_FIRST_LOOK, ""), (_COUNT_DOWN, _COUNT_DOWN.replace('            yield ("unl', '            yield ("drop_private", slot)\n            yield ("unl')))),
     Mutant("private pages are dropped under another's lease", "private leases", (
-        (_FIRST_LOOK, "                yield from _first_look(slot)\n"),)),
+        (_FIRST_LOOK, "                yield from _first_look(slot)\n"),), strict_only=True),
     Mutant("pages that can't be dropped keep the lock", "worker faults", _without(_DROP, '        yield ("unlock", slot)\n')),
 ]

@@ -111,7 +111,7 @@ class Operations:
 
     def store_row(self, thread: Thread, shared: Shared, owner: Owner, row: int, word: int) -> Outcome:
         if word < shared.rows[row]:
-            raise Violation(f"row {row} goes back from {_text(shared.rows[row])} to {_text(word)}")
+            raise Violation(f"5: row {row} goes back from {_text(shared.rows[row])} to {_text(word)}")
         return Outcome(None, shared._replace(rows=put(shared.rows, row, word)), owner)
 
     def wait(self, thread: Thread, shared: Shared, owner: Owner) -> Outcome:
@@ -122,16 +122,16 @@ class Operations:
         if not self.strict:
             return
         if shared.locks[slot].exclusive != thread.process:
-            raise Violation(f"writes slot {slot} without its lock")
+            raise Violation(f"2: writes slot {slot} without its lock")
         if slot in live_slots(shared.rows):
-            raise Violation(f"writes slot {slot}, which a live row points to")
+            raise Violation(f"2: writes slot {slot}, which a live row points to")
         if slot == slot_of(newest_word(shared.rows)) and any(shared.rows):
-            raise Violation(f"writes slot {slot}, which is the newest")
+            raise Violation(f"2: writes slot {slot}, which is the newest")
 
     def _is_unversioned(self, shared: Shared, slot: int) -> None:
         """Invariant 3."""
         if self.strict and shared.versions[slot]:
-            raise Violation(f"changes slot {slot} while it says that it is version {shared.versions[slot]}")
+            raise Violation(f"3: changes slot {slot} while it says that it is version {shared.versions[slot]}")
 
     # --- the subscriber's: shmsync.subscriber._Performer
 
@@ -162,7 +162,7 @@ class Operations:
 
     def point(self, thread: Thread, shared: Shared, worker: Worker, word: int, binding: int) -> Outcome:
         if word <= worker.aliases[binding]:
-            raise Violation(f"a binding goes from {_text(worker.aliases[binding])} to {_text(word)}")
+            raise Violation(f"5: a binding goes from {_text(worker.aliases[binding])} to {_text(word)}")
         return Outcome(None, shared, worker._replace(aliases=put(worker.aliases, binding, word)))
 
     # --- a forward's and a worker's own
@@ -256,22 +256,32 @@ class Operations:
     def outcome(
         self, thread: Thread, shared: Shared, owner: Owner, rows: tuple[int, ...], version: int, raised: bool
     ) -> Outcome:
-        """A publish has ended, by an exception or not: it must have happened wholly or not at all."""
+        """4: a publish has ended, by an exception or not: it must have happened wholly or not at all."""
         moved = {version_of(shared.rows[row]) == version for row in rows}
         if len(moved) > 1 or (not raised and moved != {True}):
-            raise Violation(f"the publish of version {version} has ended, and rows are {shared.rows}")
-        if self.strict and shared.holds(thread.process):
-            raise Violation("the publisher has kept a lock")
+            raise Violation(f"4: the publish of version {version} has ended, and rows are {shared.rows}")
+        self._holds_nothing(thread, shared)
         full = owner.goal if moved == {True} else owner.full
         return Outcome(moved == {True}, shared, owner._replace(full=full, goal=(), armed=False))
 
-    def floor(self, thread: Thread, shared: Shared, worker: Worker) -> Outcome:
-        """What an acquire that begins now must not be older than."""
-        return Outcome(worker.newest, shared, worker)
+    def give_back_begins(self, thread: Thread, shared: Shared, owner: Owner) -> Outcome:
+        return Outcome(None, shared, owner._replace(armed=True))
+
+    def give_back_ends(self, thread: Thread, shared: Shared, owner: Owner) -> Outcome:
+        self._holds_nothing(thread, shared)
+        return Outcome(None, shared, owner._replace(armed=False))
+
+    def _holds_nothing(self, thread: Thread, shared: Shared) -> None:
+        if self.strict and shared.holds(thread.process):
+            raise Violation("4: the publisher has kept a lock")
+
+    def floor(self, thread: Thread, shared: Shared, worker: Worker, rows: tuple[int, ...]) -> Outcome:
+        """What an acquire that begins now must not be older than: what this subscriber has had, or was sent."""
+        return Outcome(max(worker.newest, *(shared.rows[row] for row in rows)), shared, worker)
 
     def acquired(self, thread: Thread, shared: Shared, worker: Worker, word: int, floor: int) -> Outcome:
         if word < floor:
-            raise Violation(f"this subscriber had {_text(floor)} before it acquired {_text(word)}")
+            raise Violation(f"5: this subscriber had or was sent {_text(floor)} before it acquired {_text(word)}")
         return Outcome(None, shared, worker._replace(newest=max(word, worker.newest)))
 
     def hold(self, thread: Thread, shared: Shared, worker: Worker, word: int) -> Outcome:

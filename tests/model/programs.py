@@ -81,12 +81,15 @@ def _push(slots: ModuleType, writer: Any, push: Push) -> Steps:
 
 
 def _give_back(slots: ModuleType, writer: Any) -> Steps:
-    if writer.stamps:
-        slot = yield ("choose", *sorted(writer.stamps))
-        try:
-            yield from slots.give_back(writer, slot)
-        except Fault:
-            return
+    if not writer.stamps:
+        return
+    slot = yield ("choose", *sorted(writer.stamps))
+    yield ("give_back_begins",)
+    try:
+        yield from slots.give_back(writer, slot)
+    except Fault:
+        pass
+    yield ("give_back_ends",)
 
 
 def _copy_in(slot: int, leaves: np.ndarray) -> Steps:
@@ -182,7 +185,7 @@ def _switch_if_news(slots: ModuleType, objects: Objects, binding: int, inside: i
         yield ("gate_unlock", binding, False)
         if (yield ("gate_lock", binding)) or not (yield from _has_news(objects, binding)):
             return
-    floor = yield ("floor",)
+    floor = yield ("floor", objects.holder.rows)
     steps = slots.switch(objects.holder, objects.bounds[binding])
     word = yield from expanded(steps, {"point": lambda word: _point(word, binding)})
     yield ("acquired", word, floor)
@@ -206,7 +209,10 @@ def _unbind(slots: ModuleType, objects: Objects, binding: int) -> Steps:
     if word:
         yield ("detach", binding)
         objects.bounds[binding].word = 0
-        yield from slots.release(objects.holder, word & 0xFFFF)
+        try:
+            yield from slots.release(objects.holder, word & 0xFFFF)
+        except Fault:
+            pass
     yield ("gate_unlock", binding, False)
 
 
@@ -228,7 +234,7 @@ def _leases(slots: ModuleType, objects: Objects, leaves: int, what: Leases) -> S
 
 
 def _take(slots: ModuleType, objects: Objects, parts: dict[str, Callable[..., Steps]]) -> Steps:
-    floor = yield ("floor",)
+    floor = yield ("floor", objects.holder.rows)
     word = yield from expanded(slots.acquire(objects.holder), parts)
     if word:
         yield ("acquired", word, floor)

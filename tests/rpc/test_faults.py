@@ -72,6 +72,29 @@ def test_a_stopped_worker(trainer: Trainer) -> None:
     assert trainer.do(everywhere, bound_version) == [5, 5, 5]
 
 
+def test_a_worker_that_is_stopped_before_it_has_attached(trainer: Trainer) -> None:
+    """It is named, attaches by itself when it goes on, and the next push finds it attached."""
+    pid = trainer.do(prepare)[2]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        error, seconds = trainer.do(outcome, 1.0)
+        assert isinstance(error, PushTimeout)
+        assert set(error.errors) == {2}
+        assert seconds < TIMEOUT + 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: trainer.do(look, 2) == ((1.0, 1.0), 1), "worker 2 attaches")
+    assert trainer.do(outcome, 2.0)[0] is None
+    assert trainer.do(everywhere, bound_version) == [2, 2, 2]
+
+
+def prepare(world: SimpleNamespace) -> list[int]:
+    """Nobody has attached yet; the workers' pids."""
+    own(world)
+    updater(world, timeout=TIMEOUT)
+    return everywhere(world, pid_of)
+
+
 def test_two_stopped_workers_cost_one_timeout_and_close_is_bounded_too(trainer: Trainer) -> None:
     """Mutant: give each worker's answer a timeout of its own."""
     pids = trainer.do(start)
@@ -152,8 +175,8 @@ def push_with_hook(world: SimpleNamespace) -> list[str]:
 
 
 def test_a_killed_worker(fresh_trainer: Trainer) -> None:
-    """The push is bounded and names it, now and later; the others are updated; an exception in the updater's block comes
-    out; the end of the updater is bounded. Mutant: await the dead one's answer without a timeout."""
+    """The push is bounded and names it, now and later; the others are updated; an exception in the updater's block
+    comes out; the end of the updater is bounded. Mutant: await the dead one's answer without a timeout."""
     trainer = fresh_trainer
     pids = trainer.do(start)
     os.kill(pids[0], signal.SIGKILL)

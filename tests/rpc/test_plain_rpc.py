@@ -69,7 +69,8 @@ def init_and_push(world: SimpleNamespace, make: Any) -> Any:
 
 
 def test_a_worker_joins_late_with_its_peers_version(trainer: Trainer) -> None:
-    """Three versions after the first one, attached by the push that addresses it first. Mutant: let `init` attach all."""
+    """Three versions after the first one, attached by the push that addresses it first. Mutant: let `init` attach
+    all."""
     before, after = trainer.do(join_late)
     assert before == [3, 0, 0]
     assert after == ([(4.0, 4.0)] * 3, [4, 4, 4])

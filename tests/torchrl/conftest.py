@@ -1,4 +1,4 @@
-"""Real RPCCollectors. Each lives in a trainer, a process of its own, which ends with the module or test that asked for it."""
+"""Real RPCCollectors. Each lives in a trainer, a process that ends with the module or test that asked for it."""
 
 from __future__ import annotations
 

@@ -31,16 +31,16 @@ class Silent:
         self.collector = collector
 
 
-def stand_alone(world: SimpleNamespace, make: str = "positional", kind: type = RPCWeightUpdater, **options: Any) -> Any:
-    """An updater for the workers that run already; what it says and what the workers have after `init` and a push."""
+def stand_alone(world: SimpleNamespace, make: str = "positional", workers: int = 2) -> Any:
+    """An updater of torchrl's five arguments, for the workers that run already."""
     arguments = {
         "collector_infos": world.collector.collector_infos,
         "collector_class": Collector,
         "collector_rrefs": world.collector.collector_rrefs,
         "policy_weights": TensorDict.from_module(world.policy).data,
-        "num_workers": 2,
+        "num_workers": workers,
     }
-    made = kind(*arguments.values(), **options) if make == "positional" else kind(**arguments, **options)
+    made = RPCWeightUpdater(*arguments.values()) if make == "positional" else RPCWeightUpdater(**arguments)
     world.updater = made
     return made
 
@@ -61,8 +61,8 @@ def use(world: SimpleNamespace, make: str, value: float) -> list[Any]:
 
 @pytest.mark.parametrize("make", ["positional", "keyword"])
 def test_torchrls_five_arguments(trainer: Trainer, make: str) -> None:
-    """For workers that run already: `init` attaches them and gives them the server's weights, a push changes them, and
-    after the end of the updater they keep what they had."""
+    """For workers that run already: `init` attaches them and gives them the server's weights, a push changes them,
+    and after the end of the updater they keep what they had."""
     assert trainer.do(use, make, 1.0) == [
         ([1.0] * 2, [1] * 2, [0, 1], None),
         ([1.5] * 2, [2] * 2, [2], 2),
@@ -72,8 +72,8 @@ def test_torchrls_five_arguments(trainer: Trainer, make: str) -> None:
 
 
 def test_five_arguments_before_there_are_workers(start: Callable[..., Trainer]) -> None:
-    """As an instance: the RRefs are taken from the collector when they are there, and the weights that it was given, not
-    the policy's, are version 1. Mutant: ask for `collector_rrefs[i]` of None."""
+    """As an instance: the RRefs are taken from the collector when they are there, and the weights that it was
+    given, not the policy's, are version 1. Mutant: ask for `collector_rrefs[i]` of None."""
     trainer = start(build=build_with_instance)
     first = trainer.do(collect)
     assert (first.actions, first.versions) == ([5.0], [1])
@@ -85,6 +85,24 @@ def test_five_arguments_before_there_are_workers(start: Callable[..., Trainer]) 
 def build_with_instance(world: SimpleNamespace) -> None:
     weights = TensorDict.from_module(net_policy(value=5.0)).data
     collectors.build(world, updater=RPCWeightUpdater(None, Collector, None, weights, 2))
+
+
+def test_collectors_of_collectors_that_run_already(start: Callable[..., Trainer]) -> None:
+    """Their inner processes can't be reached any more, so each worker passes the versions on. Mutant: attach the outer
+    process as if its inner ones were bound."""
+    trainer = start(updater=Silent, kind="MultiSyncCollector", workers=1, num_workers_per_collector=2)
+    assert trainer.do(collect).actions == [7.0]
+    assert trainer.do(push_to_inner, [2.0, 3.0]) == [([2.0], 2), ([3.0], 3)]
+
+
+def push_to_inner(world: SimpleNamespace, pushed: list[float]) -> Any:
+    found = []
+    with stand_alone(world, workers=1) as updater:
+        updater.init()
+        for value in pushed:
+            report = push(world, value)
+            found.append((seen_in(next(world.batches)).actions, report.workers[0].in_use))
+    return found
 
 
 def test_the_first_push_attaches_without_init(trainer: Trainer) -> None:
@@ -99,7 +117,7 @@ def push_without_init(world: SimpleNamespace) -> Any:
 
 
 def test_an_updater_given_to_the_collector_while_its_workers_run(trainer: Trainer) -> None:
-    """`collector.weight_updater = RPCWeightUpdater`, then torchrl's `init_updater`. RRefs and weights are the collector's."""
+    """`collector.weight_updater = RPCWeightUpdater`, then `init_updater`. RRefs and weights are the collector's."""
     assert trainer.do(assign_late) == ([3.0] * 2, [3.5] * 2)
 
 

@@ -49,8 +49,8 @@ def versions_reported(world: SimpleNamespace) -> dict[int, Any]:
 
 
 def test_a_stopped_worker_delays_a_push_by_its_timeout_and_is_named(start: Start) -> None:
-    """torchrl's own push waits 10 000 s. The other worker is updated; once the stopped one goes on it has that version by
-    itself, a retry for it alone works, and the run goes on. `close` is bounded too."""
+    """torchrl's own push waits 10 000 s. The other worker is updated; once the stopped one goes on it has that
+    version by itself, a retry for it alone works, and the run goes on. `close` is bounded too."""
     trainer = start(build=build)
     pid = trainer.do(ask, 0, pid_of)
     os.kill(pid, signal.SIGSTOP)

@@ -16,7 +16,13 @@ OURS = "-Werror::DeprecationWarning", "-Werror::UserWarning", "-Werror::FutureWa
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 

@@ -108,9 +108,9 @@ def test_the_report_of_a_push(trainer: Trainer) -> None:
     report = trainer.do(push, 22.0)
     assert (report.version, report.nbytes, report.leaves) == (before + 1, 8 * 4, 1)
     assert set(report.seconds) == {"copy", "notify"}
-    assert {w: (r.in_use, r.seen, r.error) for w, r in report.workers.items()} == {
-        w: (report.version, report.version, None) for w in range(3)
-    }
+    assert {w: (r.in_use, r.seen, r.error) for w, r in report.workers.items()} == dict.fromkeys(
+        range(3), (report.version, report.version, None)
+    )
 
 
 def test_a_push_without_waiting_is_not_confirmed_until_the_workers_have_answered(trainer: Trainer) -> None:

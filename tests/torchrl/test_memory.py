@@ -124,7 +124,8 @@ def push_often(world: SimpleNamespace, pushes: int) -> Any:
 
 
 def test_a_small_view_of_a_big_tensor_is_sent_as_what_it_is(start_for_module: Callable[..., Trainer]) -> None:
-    """8 bytes of a 64 MB storage: 8 bytes are written, and neither messages nor memory grow. Mutant: publish storages."""
+    """8 bytes of a 64 MB storage: 8 bytes are written, and neither messages nor memory grow. Mutant: publish
+    storages."""
     trainer = start_for_module(policy=partial(net_policy, size=2), workers=1)
     report, grown = trainer.do(push_a_view)
     assert (report.nbytes, report.notification_nbytes < 512) == (8, True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shmsync import RPCWeightUpdater, ShmSyncError
-from tests.helpers.collectors import Background, collect, fill, net_policy, push, seen_in, values
+from tests.helpers.collectors import Background, collect, collect_from_each, fill, net_policy, push, seen_in, values
 from tests.helpers.trainers import Trainer, wait_for
 
 Start = Callable[..., Trainer]
@@ -51,8 +51,10 @@ def test_update_after_each_batch_async_with_two_workers(start: Start) -> None:
     """Each push is addressed to one of them: the other keeps its version until its own turn."""
     trainer = start(update_after_each_batch=True, sync=False)
     trainer.do(change, 2.0)
-    assert trainer.do(collect, 8).actions == [2.0]
-    assert trainer.do(version) == 9
+    found = trainer.do(collect_from_each, 2, 4)
+    # One of its batches had been begun before the change, and another one before the push that came with that.
+    assert [batch.actions for batches in found.values() for batch in batches[2:4]] == [[2.0]] * 4
+    assert trainer.do(version) == 1 + sum(map(len, found.values()))
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -107,8 +107,8 @@ def push_to(world: SimpleNamespace, worker_ids: Any) -> Any:
     ("worker_ids", "expected"), [(None, [1.0, 4.0]), ([0, 1], [1.0, 4.0]), ([0], [1.0, 1.0])], ids=str
 )
 def test_a_worker_that_is_to_be_skipped_is_skipped(trainer: Trainer, worker_ids: Any, expected: list[float]) -> None:
-    """Also where everybody is addressed: it keeps its version, also after its next batch. Mutant: ask `_skip_update` for
-    named workers only."""
+    """Also where everybody is addressed: it keeps its version, also after its next batch. Mutant: ask
+    `_skip_update` for named workers only."""
     assert trainer.do(push_but_skip, worker_ids) == expected
     assert trainer.do(collect).actions == sorted(set(expected))
 

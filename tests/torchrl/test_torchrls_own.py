@@ -1,4 +1,4 @@
-"""torchrl's own tests of RPCCollector (its test/test_distributed.py), in their spirit, with this updater in the place of its own."""
+"""What torchrl's own tests of RPCCollector ask for (its test/test_distributed.py), with this updater instead of its."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CLASSES = ["Collector", "MultiSyncCollector", "MultiAsyncCollector"]
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("sync", [True, False])
 def test_an_update_reaches_every_collector_class(start: Start, kind: str, sync: bool) -> None:
-    """One worker where a batch may have begun before the update; two otherwise. Both forms of the call that torchrl has."""
+    """One worker where a batch may have begun before the update; two otherwise. Both forms of torchrl's call."""
     trainer = start(kind=kind, sync=sync, workers=2 if sync else 1, frames=50)
     first = trainer.do(collect)
     assert (first.actions, first.versions) == ([7.0], [1])

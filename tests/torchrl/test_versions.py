@@ -46,7 +46,7 @@ def build(world: SimpleNamespace, updater: str = "rpc", **options: Any) -> None:
 
 
 def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNamespace:
-    """Collect while another thread pushes, until there is enough to judge by, or a count to be seen, or the time is over."""
+    """Collect while another thread pushes, until there is enough to judge by, or something bad, or the time is over."""
     found = SimpleNamespace(frames=0, mixed=0, misstamped=0, backwards=0, versions=set(), workers=set(), pushes=0)
     last: dict[Any, float] = defaultdict(float)
 

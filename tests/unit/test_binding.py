@@ -113,6 +113,22 @@ def test_hold_keeps_a_graph_valid(channel, source, subscriber, mode) -> None:
     assert x.grad.tolist() == [[4.0, 4.0]]
 
 
+@modes
+def test_a_switch_in_inference_mode_leaves_ordinary_parameters(channel, source, subscriber, mode) -> None:
+    """The next forward may be a training one."""
+    worker = nn.Linear(2, 2)
+    binding = subscriber(channel).bind(worker, mode)
+    for k in (1, 2, 3):
+        push(channel, source, k)
+        with torch.inference_mode():
+            assert ran(worker) == k
+        assert not any(p.is_inference() or p.data.is_inference() for p in worker.parameters())
+        with binding.hold():
+            worker.zero_grad()
+            worker(torch.ones(1, 2)).sum().backward()
+        assert worker.bias.grad.tolist() == [1.0, 1.0]
+
+
 def test_hold_that_raises_ends(channel, source, subscriber) -> None:
     worker = nn.Linear(2, 2)
     binding = subscriber(channel).bind(worker)

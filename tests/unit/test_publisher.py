@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from shmsync import (
     Publisher,
     ShmSyncError,
 )
+from shmsync.publisher import _Store
 from tests.helpers.models import fill, filled, uniform
 
 SHAPES = {"small": (10,), "large": (1000,), "scalar": ()}
@@ -140,7 +142,7 @@ def test_a_failed_copy_burns_its_number_and_shows_nothing(channel, subscriber, m
     channel.publish(filled(SHAPES, 1))
     follower = subscriber(channel)
     with monkeypatch.context() as patch:
-        patch.setattr("shmsync.publisher._Store.copy_in", broken_copy)
+        break_copies(patch)
         with pytest.raises(RuntimeError, match="half way"):
             channel.publish(filled(SHAPES, 2))
     assert channel.version == follower.seen == 1
@@ -151,12 +153,15 @@ def test_a_failed_copy_burns_its_number_and_shows_nothing(channel, subscriber, m
         assert uniform(lease.weights) == 3
 
 
-def broken_copy(store, slot: int, leaves) -> None:
-    """The first half of the first leaf arrives."""
-    first = int(leaves[0])
-    half = store._slots[slot].views[first].numel() // 2
-    store._slots[slot].views[first].view(-1)[:half].copy_(store._given[first].view(-1)[:half])
-    raise RuntimeError("half way")
+def break_copies(patch: pytest.MonkeyPatch) -> None:
+    """From now on the first leaf arrives and then the copy fails."""
+    copy_in = _Store.copy_in
+
+    def broken(store: _Store, slot: int, leaves: np.ndarray) -> None:
+        copy_in(store, slot, leaves[:1])
+        raise RuntimeError("half way")
+
+    patch.setattr(_Store, "copy_in", broken)
 
 
 def test_after_a_failed_partial_push_its_leaf_is_not_taken_for_written(channel, subscriber, monkeypatch) -> None:
@@ -164,7 +169,7 @@ def test_after_a_failed_partial_push_its_leaf_is_not_taken_for_written(channel, 
     channel.publish(filled(SHAPES, 1))
     channel.publish(filled(SHAPES, 1))
     with monkeypatch.context() as patch:
-        patch.setattr("shmsync.publisher._Store.copy_in", broken_copy)
+        break_copies(patch)
         with pytest.raises(RuntimeError):
             channel.publish({"large": torch.full((1000,), 9.0)}, partial=True)
     channel.publish({"small": torch.ones(10)}, partial=True)

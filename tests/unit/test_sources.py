@@ -163,6 +163,21 @@ def test_entries_that_a_modules_params_replaced_arrive(publisher, subscriber, ch
         assert snapshot(lease.weights["params"]) == snapshot(source.params)
 
 
+@pytest.mark.parametrize("lazy", ["conjugate", "negative"])
+def test_data_that_became_lazy_arrives_by_value(publisher, subscriber, lazy) -> None:
+    """Of the same dtype, shape and strides, its memory holds other bits than its values."""
+    values = torch.randn(2, 2, dtype=torch.complex64)
+    source = nn.Module()
+    source.register_buffer("leaf", values if lazy == "conjugate" else values.imag)
+    channel = publisher(source)
+    for _ in range(TIMES):
+        channel.publish()
+    source.leaf.data = values.conj() if lazy == "conjugate" else values.conj().imag
+    assert source.leaf.is_conj() or source.leaf.is_neg()
+    channel.publish()
+    arrives(channel, subscriber, source)
+
+
 def doubled(source: nn.Module) -> None:
     source.double()
 
@@ -261,15 +276,24 @@ def publish_unusual(state, name: str) -> list[float]:
     unusual = {
         "zero": lambda: torch._efficientzerotensor(3),
         "copy on write": lambda: torch.zeros(3)._lazy_clone(),
-    }[name]()
-    with Publisher({"leaf": torch.ones(3)}) as channel, Subscriber(channel.handle) as follower:
-        for _ in range(2):
-            channel.publish({"leaf": unusual})
+    }[name]
+    source = nn.Module()
+    source.register_buffer("leaf", torch.ones(3))
+    with Publisher(source) as channel, Subscriber(channel.handle) as follower:
+        for _ in range(TIMES):
+            channel.publish()
+        channel.publish({"leaf": unusual()})
         with follower.lease() as lease:
-            return lease.weights["leaf"].tolist()
+            seen = lease.weights["leaf"].tolist()
+        for _ in range(TIMES):
+            channel.publish()
+        source.leaf.data = unusual()
+        channel.publish()
+        with follower.lease() as lease:
+            return seen + lease.weights["leaf"].tolist()
 
 
 @pytest.mark.parametrize("name", ["zero", "copy on write"])
 def test_tensors_without_memory_of_their_own_arrive(peer, name) -> None:
     """As forward-mode differentiation and copy-on-write make them. In another process: a wrong address is a crash."""
-    assert peer().call(publish_unusual, name) == [0.0, 0.0, 0.0]
+    assert peer().call(publish_unusual, name) == [0.0] * 6
