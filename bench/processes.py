@@ -55,6 +55,9 @@ class Child:
         try:
             self._pipe.send((method, args))
         except OSError as error:
+            with contextlib.suppress(OSError):
+                if self._pipe.poll(0):
+                    self.receive()  # what it said before it ended
             raise ChildFailed(f"{self.name} (pid {self.pid}) is gone") from error
 
     def receive(self, timeout: float = 120.0) -> Any:

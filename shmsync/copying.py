@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -90,7 +90,9 @@ class Filler:
         plan = None
         if has_extension and quick:
             addresses = [self.views[leaves[i]].data_ptr() for i in quick]
-            plan = engine.Plan(addresses, None, [sources[i].nbytes for i in quick], [kinds[i] for i in quick])
+            plan = engine.Plan(
+                addresses, None, [sources[i].nbytes for i in quick], cast(Any, [kinds[i] for i in quick])
+            )
         return _Planned(token, plan, quick, rest)
 
 

@@ -6,7 +6,7 @@ Favourable to the rival: NumPy arrays, which an actor reads from shared memory w
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ class RayObjectStore(Rival):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        return None if find_spec("ray") else "not installed (extra bench-ray)"
+        try:
+            version("ray")
+        except PackageNotFoundError:
+            return "not installed (extra bench-ray)"
+        return None
 
     def prepare(self) -> None:
         import ray

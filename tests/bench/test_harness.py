@@ -52,6 +52,10 @@ class Plain:
     """A child without anything."""
 
 
+def _broken() -> None:
+    raise ValueError("broken from the start")
+
+
 def test_a_rival_that_delivers_nothing_is_found_out() -> None:
     """Mutant: Host.check compares nothing."""
     host = Child("host", Host, Silent, "cartpole", 1)
@@ -117,6 +121,20 @@ def test_an_answer_or_its_exception_comes_back_and_the_child_goes_on() -> None:
         with pytest.raises(ChildFailed, match="on purpose"):
             child.call("fail")
         assert child.call("pids")[0] == child.pid
+    finally:
+        child.end()
+
+
+def test_what_a_child_said_before_it_ended_is_reported() -> None:
+    """Mutant: leave out the poll in Child.send."""
+    child = Child("broken", _broken)
+    try:
+        deadline = time.monotonic() + 10
+        while _runs(child.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(ChildFailed, match="broken from the start"):
+            child.call("pids")
     finally:
         child.end()
 

@@ -155,7 +155,7 @@ def seen_in(data: TensorDictBase) -> SimpleNamespace:
 
 
 def collect_from_each(world: SimpleNamespace, processes: int, each: int) -> dict[int, list[Any]]:
-    """Batches until so many processes have contributed to `each` of them; by process, what its steps of each batch show.
+    """Batches until each of so many processes has contributed to `each`; by process, what its steps of a batch show.
 
     A process may be slower than another, so nobody knows in which batch it will be seen.
     """

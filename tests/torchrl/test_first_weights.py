@@ -78,7 +78,7 @@ def test_with_a_factory_an_async_collector_has_the_first_push_from_the_second_ba
     assert trainer.do(collect).actions == [7.0]
 
 
-# Batches that an inner process may have begun before a push; one more if the RPCCollector has asked for the next already.
+# Batches that an inner process may have begun before a push; one more if the RPCCollector has asked for it already.
 BEGUN = {"MultiSyncCollector": 0, "MultiAsyncCollector": 1}
 
 
