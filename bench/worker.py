@@ -18,14 +18,15 @@ class Worker:
 
     def __init__(self, rival: Any, workload: Workload, index: int, board: Board) -> None:
         torch.set_num_threads(1)
-        self._rival, self._board = rival, board
+        self._rival, self._workload, self._index, self._board = rival, workload, index, board
         self._before = memory.usage()
-        policy = ProbePolicy(workload)
-        policy.fill(0)
-        self.stand_in = StandIn(index, policy, board)
 
     def join(self) -> None:
-        """Meet the host's `connect`; afterwards pushes reach this worker by themselves."""
+        """Make a policy and meet the host's `connect`; afterwards pushes reach this worker by themselves."""
+        # Not sooner: on the way to a large comparison not all rivals' workers should hold weights at once.
+        policy = ProbePolicy(self._workload)
+        policy.fill(0)
+        self.stand_in = StandIn(self._index, policy, self._board)
         self._rival.join(self.stand_in)
 
     def forward(self) -> tuple[float, float]:

@@ -14,9 +14,13 @@ from ..results import ROOFLINE, Key, Results
 from ..rivals import PUSHING
 from ..workloads import ALL
 
-# The last to be left out where memory is short.
-_KEPT = ("shmsync", "shmsync-memory", "torchrl-updater")
+# Who comes first where memory is too short for all at once.
+_ORDER = (
+    *("shmsync", "torchrl-updater", "torchrl-shared-mem", "torchrl-rpc-scheme", "lock", "gloo", "shmsync-memory"),
+    *("torchrl-multi-process", "ray"),
+)
 _PROCESS_NBYTES = 40 << 20
+_ROOFLINE_FOOTPRINT = 6
 
 
 @dataclass(frozen=True)
@@ -55,24 +59,22 @@ def run(cell: Cell, results: Results, wanted: list[str]) -> None:
 
 def affordable(cell: Cell, wanted: list[str], results: Results) -> list[str]:
     """The rivals that are installed and for which there is memory together; the others are noted."""
-    size, names = ALL[cell.workload].nbytes, []
-    for name in wanted:
+    size, names, short = ALL[cell.workload].nbytes, [], []
+    left = int(0.8 * available_nbytes()) - _ROOFLINE_FOOTPRINT * size
+    for name in sorted(wanted, key=_ORDER.index):
         why = PUSHING[name].unavailable()
-        if why is None:
+        if why is not None:
+            results.notes += [text for text in (f"{name}: {why}",) if text not in results.notes]
+            continue
+        need = PUSHING[name].footprint(cell.workers) * size + (cell.workers + 1) * _PROCESS_NBYTES
+        if need <= left:
             names.append(name)
-        elif f"{name}: {why}" not in results.notes:
-            results.notes.append(f"{name}: {why}")
-
-    def need(name: str) -> int:
-        return PUSHING[name].footprint(cell.workers) * size + (cell.workers + 1) * _PROCESS_NBYTES
-
-    limit = int(0.8 * available_nbytes()) - 6 * size  # the roofline's own source and buffers
-    for name in sorted(names, key=lambda name: (name in _KEPT, -need(name))):
-        if sum(map(need, names)) <= limit:
-            break
-        names.remove(name)
-        results.notes.append(f"{cell.where}: {name} left out, memory is too short for all at once")
-    return names
+            left -= need
+        else:
+            short.append(name)
+    if short:
+        results.notes.append(f"{cell.where}: left out, since memory is too short for all at once: {', '.join(short)}")
+    return sorted(names, key=list(PUSHING).index)
 
 
 def _warm_up(name: str, child: Child, slots: int) -> None:

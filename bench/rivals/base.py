@@ -35,7 +35,7 @@ class Rival:
     @classmethod
     def footprint(cls, workers: int) -> int:
         """Memory it needs at the most, in multiples of the weights."""
-        return 3 + 3 * workers
+        return 1 + 2 * workers
 
     # --- in the host
 

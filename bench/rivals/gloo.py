@@ -30,7 +30,7 @@ class GlooBroadcast(Rival):
 
     @classmethod
     def footprint(cls, workers: int) -> int:
-        return 3 + 2 * workers
+        return 2 + 2 * workers
 
     def prepare(self) -> None:
         self._port = free_port()

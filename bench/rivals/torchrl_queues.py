@@ -60,7 +60,7 @@ class TorchRLSharedMem(_OverQueues):
 
     @classmethod
     def footprint(cls, workers: int) -> int:
-        return 4
+        return 3
 
     def prepare(self) -> None:
         super().prepare()
@@ -75,4 +75,4 @@ class TorchRLMultiProcess(_OverQueues):
 
     @classmethod
     def footprint(cls, workers: int) -> int:
-        return 4 + 2 * workers
+        return 4

@@ -209,6 +209,17 @@ def values(world: SimpleNamespace) -> list[float]:
     return [ask(world, worker, value_of) for worker in range(world.workers)]
 
 
+def settled_values(world: SimpleNamespace) -> list[float]:
+    """The same after each has taken all news that is addressed to it, as its next forward would."""
+    for worker in range(world.workers):
+        ask(world, worker, settle)
+    return values(world)
+
+
+def settle(collector: Any) -> None:
+    binding_of(collector.policy).refresh()
+
+
 def versions(world: SimpleNamespace) -> list[int]:
     return [ask(world, worker, version_of) for worker in range(world.workers)]
 

@@ -7,6 +7,7 @@ out of it (short functions), since they would tell apart states that are the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from .state import Fault
 from .threads import Objects, Operation, Program
+from .words import slot_of
 
 Steps = Generator[Operation, Any, Any]
 
@@ -85,10 +87,8 @@ def _give_back(slots: ModuleType, writer: Any) -> Steps:
         return
     slot = yield ("choose", *sorted(writer.stamps))
     yield ("give_back_begins",)
-    try:
+    with suppress(Fault):
         yield from slots.give_back(writer, slot)
-    except Fault:
-        pass
     yield ("give_back_ends",)
 
 
@@ -170,10 +170,8 @@ def _forwards(slots: ModuleType, objects: Objects, leaves: int, what: Forwards) 
 
 def _notified(slots: ModuleType, objects: Objects, leaves: int, what: Notified) -> Steps:
     """Gate.try_switch."""
-    try:
+    with suppress(Fault):
         yield from _switch_if_news(slots, objects, what.binding, (yield ("gate_lock", what.binding)))
-    except Fault:
-        pass
     yield ("gate_unlock", what.binding, False)
 
 
@@ -209,10 +207,8 @@ def _unbind(slots: ModuleType, objects: Objects, binding: int) -> Steps:
     if word:
         yield ("detach", binding)
         objects.bounds[binding].word = 0
-        try:
-            yield from slots.release(objects.holder, word & 0xFFFF)
-        except Fault:
-            pass
+        with suppress(Fault):
+            yield from slots.release(objects.holder, slot_of(word))
     yield ("gate_unlock", binding, False)
 
 
@@ -228,9 +224,9 @@ def _leases(slots: ModuleType, objects: Objects, leaves: int, what: Leases) -> S
         yield ("read_lease", word, leaf)
     yield ("let_go", word)
     if what.queued:
-        yield from _release_later(objects, word & 0xFFFF)
+        yield from _release_later(objects, slot_of(word))
     else:
-        yield from expanded(slots.release(objects.holder, word & 0xFFFF), parts)
+        yield from expanded(slots.release(objects.holder, slot_of(word)), parts)
 
 
 def _take(slots: ModuleType, objects: Objects, parts: dict[str, Callable[..., Steps]]) -> Steps:
@@ -265,4 +261,4 @@ def _leave(objects: Objects) -> Steps:
 def _writes(slots: ModuleType, objects: Objects, leaves: int, what: Writes) -> Steps:
     word = yield ("alias", what.binding)
     if word:
-        yield ("write_alias", word & 0xFFFF, 0)
+        yield ("write_alias", slot_of(word), 0)

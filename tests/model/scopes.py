@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from .explorer import Model
 from .operations import NO_FAULTS, Faults, Operations
 from .programs import Act, Forwards, GiveBack, Job, Leases, Notified, Push, Writes, job, publisher
 from .state import Gate, Lock, Owner, Shared, Worker
+from .steps import Model
 from .threads import Objects, Thread
 
 

@@ -1,8 +1,8 @@
 """The simulated machine: immutable words, locks and memory, so that a state can be hashed and gone back to.
 
 `Shared` is what several processes see. `Owner` and `Worker` are what one process keeps besides its suspended
-generators; fields marked *ghost* exist for the checks only, no program sees them. `armed`: may have a fault now. `stopped`: by
-SIGSTOP, for good; it keeps its locks.
+generators. Fields marked *ghost* exist for the checks only, no program sees them; so do `armed`, it may have a fault
+now, and `stopped`, it has got SIGSTOP for good and keeps its locks.
 """
 
 from __future__ import annotations
@@ -76,9 +76,6 @@ class Shared(NamedTuple):
     def holds(self, description: int) -> set[int]:
         """The slots on which a description has a lock."""
         return {slot for slot, lock in enumerate(self.locks) if lock.locked(description)}
-
-    def with_lock(self, slot: int, lock: Lock) -> Shared:
-        return self._replace(locks=put(self.locks, slot, lock))
 
     def without_locks_of(self, description: int) -> Shared:
         """What the kernel does at the end of a process."""

@@ -95,11 +95,10 @@ class Thread:
         self._edges: dict[tuple[int, Memory, Any], tuple[int, Memory]] = {}
         self._live: dict[int, _Run] = {}
 
-    def start(self) -> tuple[int, Memory]:
+    def start(self) -> int:
         """The first state, at the program's first operation."""
         run = _Run(self._make(), self._program)
-        memory = run.objects.save()
-        return self._arrive(run, (), memory, None)
+        return self._arrive(run, (), run.objects.save(), None)[0]
 
     def operation(self, state: int) -> Operation:
         return self._states[state].operation

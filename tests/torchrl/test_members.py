@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from shmsync import LayoutMismatch, ShmSyncError, WorkerIdError
 from tests.helpers import collectors
-from tests.helpers.collectors import Net, collect, fill, net_policy, push, values
+from tests.helpers.collectors import Net, collect, fill, net_policy, push, settled_values, values
 from tests.helpers.trainers import Trainer, wait_for
 
 
@@ -169,7 +169,7 @@ def test_exactly_the_addressed_workers_are_updated(trainer: Trainer, worker_ids:
     trainer.do(push, 30.0)
     before = trainer.do(version)
     trainer.do(push, 31.0, worker_ids=worker_ids)
-    assert trainer.do(values) == [31.0 if worker in addressed else 30.0 for worker in range(3)]
+    assert trainer.do(settled_values) == [31.0 if worker in addressed else 30.0 for worker in range(3)]
     assert trainer.do(version) == before + bool(addressed)
     after = trainer.do(version)
     assert trainer.do(collectors.versions) == [after if worker in addressed else before for worker in range(3)]
@@ -205,7 +205,7 @@ def refused(trainer: Trainer, worker_ids: Any, text: str) -> None:
     with pytest.raises(WorkerIdError, match=text):
         trainer.do(push, 33.0, worker_ids=worker_ids)
     assert trainer.do(version) == before
-    assert trainer.do(values) == [32.0] * 3
+    assert trainer.do(settled_values) == [32.0] * 3
 
 
 def test_random_subsets_are_exact(trainer: Trainer) -> None:
@@ -221,8 +221,8 @@ def push_to_random_subsets(world: SimpleNamespace, rounds: int) -> list[Any]:
         subset = draw.sample(range(3), draw.randint(0, 3))
         push(world, float(value), worker_ids=subset)
         expected = [float(value) if worker in subset else old for worker, old in enumerate(expected)]
-        if values(world) != expected:
-            wrong.append((value, subset, expected, values(world)))
+        if (found := settled_values(world)) != expected:
+            wrong.append((value, subset, expected, found))
     return wrong
 
 
