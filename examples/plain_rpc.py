@@ -1,6 +1,6 @@
 """The updater over plain torch.distributed.rpc: no torchrl, any object that has a policy.
 
-    python examples/plain_rpc.py
+python examples/plain_rpc.py
 """
 
 import multiprocessing as mp

@@ -96,13 +96,10 @@ def publish(writer: Writer, rows: Sequence[int], changed: np.ndarray) -> Steps[i
 
 
 def live_slots(writer: Writer) -> Steps[set[int]]:
-    """The slots that must not be written: those that a live row points to, and the newest."""
+    """The slots that must not be written: those that a live row points to. The newest is always among them."""
     words = yield ("load_rows",)
     everybody = words[EVERYBODY]
-    live = {slot_of(word) for word in words if word and word >= everybody}
-    if writer.newest:
-        live.add(slot_of(writer.newest))
-    return live
+    return {slot_of(word) for word in words if word and word >= everybody}
 
 
 def pick(writer: Writer, live: set[int]) -> Steps[int]:
@@ -113,7 +110,7 @@ def pick(writer: Writer, live: set[int]) -> Steps[int]:
                 return slot
         for slot in range(writer.max_slots):
             # More than one try: a subscriber that comes late may hold one for a moment, or be stopped just then.
-            if slot not in writer.stamps and slot not in live and (yield ("try_exclusive", slot)):
+            if slot not in writer.stamps and (yield ("try_exclusive", slot)):
                 return slot
         yield ("wait",)
 
@@ -167,7 +164,6 @@ def give_back(writer: Writer, slot: int) -> Steps[bool]:
     try:
         yield ("store_slot_version", slot, 0)
         writer.stamps.pop(slot, None)
-        writer.used.pop(slot, None)
         yield ("punch", slot)
     finally:
         yield ("unlock", slot)
@@ -202,29 +198,29 @@ def acquire(holder: Holder) -> Steps[int]:
             if not word:
                 return 0
             slot = slot_of(word)
-            if not (yield ("try_shared", slot)):
-                yield ("again", word)
-                continue
-            if (yield ("load_slot_version", slot)) == version_of(word):
-                if not holder.counts.get(slot):
-                    yield from _first_look(slot)
-                holder.counts[slot] = holder.counts.get(slot, 0) + 1
+            if (yield ("try_shared", slot)) and (yield from _leased(holder, slot, version_of(word))):
                 return word
-            if not holder.counts.get(slot):
-                yield ("unlock", slot)
             yield ("again", word)
     finally:
         yield ("leave",)
 
 
-def _first_look(slot: int) -> Steps[None]:
-    # Under the new lease, before anything points there. Earlier, a late write through an old alias could still make
-    # a private page; later, the forward would read it.
+def _leased(holder: Holder, slot: int, version: int) -> Steps[bool]:
+    """With the shared lock: count a lease if the slot still holds the version that the row promised."""
     try:
-        yield ("drop_private", slot)
+        if (yield ("load_slot_version", slot)) != version:
+            yield ("unlock", slot)  # nobody here can have a lease on it: then its version could not have changed
+            return False
+        if not holder.counts.get(slot):
+            # Under the new lease, before anything points there. Earlier, a late write through an old alias could still
+            # make a private page; later, the forward would read it.
+            yield ("drop_private", slot)
     except BaseException:
-        yield ("unlock", slot)
+        if not holder.counts.get(slot):
+            yield ("unlock", slot)
         raise
+    holder.counts[slot] = holder.counts.get(slot, 0) + 1
+    return True
 
 
 def release(holder: Holder, slot: int) -> Steps[None]:
@@ -247,7 +243,10 @@ class Bound:
 
 
 def switch(holder: Holder, bound: Bound) -> Steps[int]:
-    """Point a binding's parameters at the newest slot. The old lease ends only after they have left it."""
+    """Point a binding's parameters at the newest slot: all of them, or none if that raises.
+
+    The old lease ends only after they have left it.
+    """
     word = yield from acquire(holder)
     if word == 0:
         return 0

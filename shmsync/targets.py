@@ -55,10 +55,17 @@ class Targets:
         Raises BindingLost before anything has changed.
         """
         self._follow_module()
-        for target in self._mapped:
-            target.tensor.data = tensors[target.leaf]
+        before = [target.tensor.data for target in self._mapped]
         copied = self._copied + self._buffers
-        copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
+        try:
+            for target in self._mapped:
+                target.tensor.data = tensors[target.leaf]
+            copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
+        except BaseException:
+            # Also for an interrupt: the new slot's lease ends now, and nothing may point there.
+            for target, data in zip(self._mapped, before, strict=True):
+                target.tensor.data = data
+            raise
         self._addresses = [tensors[target.leaf].data_ptr() for target in self._mapped] + _addresses(copied)
 
     def detach(self) -> None:

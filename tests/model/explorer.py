@@ -134,7 +134,7 @@ class Explorer:
             except Violation as violation:
                 raise Violation(f"{violation} (after {text})") from None
             self._sources.append(at)
-        if all(thread == END for thread in state[self._first_thread :]):
+        if self._all_done(state):
             self._final.append(at)
             self._check_end(state)
 
@@ -155,9 +155,12 @@ class Explorer:
                 moved[position], moved[process], moved[0] = after
                 yield text, tuple(moved)
         now = self._shared.values[state[0]]
-        if now.kills or now.stops:
+        if (now.kills or now.stops) and not self._all_done(state):
             for description in range(len(self._model.processes)):
                 yield from self._ended(state, description)
+
+    def _all_done(self, state: State) -> bool:
+        return not any(state[self._first_thread :])
 
     def _thread_steps(self, number: int, *key: int) -> list[tuple[str, int, int, int]]:
         steps = self._steps[number].get(key)

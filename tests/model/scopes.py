@@ -79,7 +79,7 @@ SCOPES = [
     Scope(
         "everybody",  # the whole way, three times, with two subscribers; one process is killed, one stopped for good
         _acts(ALL, ALL, ALL),
-        (Subscriber((Forwards(3),)), Subscriber((Forwards(3),))),
+        (Subscriber((Forwards(3),)), Subscriber((Forwards(2),))),
         kills=1,
         stops=1,
         max_slots=6,
@@ -108,7 +108,7 @@ SCOPES = [
     Scope(
         "subsets",  # pushes to some workers only
         _acts((ALL, ONE), (ONE, TWO, BOTH), (ALL, TWO)),
-        (Subscriber((Forwards(2),), (0, 1)), Subscriber((Forwards(2),), (0, 2))),
+        (Subscriber((Forwards(2),), (0, 1)), Subscriber((Forwards(1),), (0, 2))),
         rows=3,
         kills=1,
         max_slots=8,
@@ -217,6 +217,14 @@ SCOPES = [
 
 _ANY_PUSH = (ALL, ONE, TWO, BOTH)
 LARGE = [
+    Scope(
+        "large: everybody",
+        _acts(ALL, ALL, ALL, ALL),
+        (Subscriber((Forwards(3),)), Subscriber((Forwards(3, unbind=True),))),
+        kills=2,
+        stops=1,
+        max_slots=6,
+    ),
     Scope(
         "large: three subscribers",
         _acts(ALL, ALL, ALL),

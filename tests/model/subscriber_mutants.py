@@ -69,7 +69,7 @@ SUBSCRIBER_MUTANTS = [
         "                pass\n",
     ),
     mutant("a slot that is not the row's stays locked", "tight", _MISMATCH, _AGAIN, strict_only=True),
-    mutant("version 0 is leased", "leases", "            if not word:\n                return 0\n"),
+    mutant("version 0 is leased", "private leases", "            if not word:\n                return 0\n"),
     mutant("a subscriber follows its own row only", "subsets", "return max(words)", "return words[-1]"),
     mutant("a subscriber follows row 0 first", "subsets", "return max(words)", "return words[0] or words[-1]"),
     Mutant("a newcomer resets its worker's row", "newcomer", operations=ResetsRow),

@@ -20,7 +20,7 @@ Operation = tuple[Any, ...]
 Program = Callable[["Objects"], Generator[Operation, Any, None]]
 FAULT = "fault"
 DONE = ("done",)
-END = 0
+END = 0  # falsy: `any(threads)` says whether somebody still runs
 
 
 class Memory(NamedTuple):

@@ -73,7 +73,8 @@ def test_a_stopped_worker(trainer: Trainer) -> None:
 
 
 def test_a_worker_that_is_stopped_before_it_has_attached(trainer: Trainer) -> None:
-    """It is named, attaches by itself when it goes on, and the next push finds it attached."""
+    """It is named, attaches by itself when it goes on, and the next push finds it attached. Mutant: send the first
+    message without a timeout."""
     pid = trainer.do(prepare)[2]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -114,7 +115,8 @@ def test_two_stopped_workers_cost_one_timeout_and_close_is_bounded_too(trainer: 
 
 
 def test_a_push_without_waiting_does_not_wait_for_a_stopped_worker(trainer: Trainer) -> None:
-    """Its answer comes into `last_push` when it goes on; the others' are there before."""
+    """Its answer comes into `last_push` when it goes on; the others' are there before. Mutant: await each answer as
+    it is sent."""
     pids = trainer.do(start)
     os.kill(pids[1], signal.SIGSTOP)
     try:
@@ -128,7 +130,8 @@ def test_a_push_without_waiting_does_not_wait_for_a_stopped_worker(trainer: Trai
 
 
 def test_a_worker_that_raises(trainer: Trainer) -> None:
-    """The error names it and what it raised; the report has the others' versions; a retry for it alone brings it up."""
+    """The error names it and what it raised; the report has the others' versions; a retry for it alone brings it
+    up. Mutant: let the first error end the push, before the others' answers are in."""
     trainer.do(start)
     trainer.do(ask, 1, break_notify)
     error, _ = trainer.do(outcome, 2.0)
@@ -210,7 +213,8 @@ def fail_in_block(world: SimpleNamespace) -> None:
 
 
 def test_an_orderly_end(fresh_trainer: Trainer) -> None:
-    """Everybody leaves with exit code 0, nothing complains, no process stays."""
+    """Everybody leaves with exit code 0, nothing complains, no process stays. Mutant: let `detach` raise in a
+    worker that is at rest."""
     trainer = fresh_trainer
     trainer.do(start)
     assert trainer.do(close_and_shut_down) == [0, 0, 0]
@@ -226,7 +230,8 @@ def close_and_shut_down(world: SimpleNamespace) -> Any:
 
 
 def test_an_end_without_close(fresh_trainer: Trainer) -> None:
-    """The trainer leaves with its updater open: no traceback, nobody hangs."""
+    """The trainer leaves with its updater open: no traceback, nobody hangs. Mutant: a `__del__` that still sends
+    messages."""
     trainer = fresh_trainer
     trainer.do(start)
     assert trainer.do(shut_down) == [0, 0, 0]

@@ -51,6 +51,7 @@ def test_a_notification_is_small_whatever_the_policy(trainer: Trainer, size: str
 
 
 def test_messages_are_as_big_for_64_mb_as_for_1_kb(trainer: Trainer) -> None:
+    """Mutant: send the number of bytes, or the layout, along."""
     small, big = (trainer.do(push_twice, SIZES[size])[1] for size in SIZES)
     assert {sent for _, sent, _ in small} == {sent for _, sent, _ in big}
 
@@ -63,6 +64,7 @@ def test_with_notify_memory_nothing_is_sent_after_attach(trainer: Trainer) -> No
 
 
 def test_workers_that_are_not_addressed_get_no_message(trainer: Trainer) -> None:
+    """Mutant: notify everybody."""
     assert trainer.do(push_to_one, 1) == ["notify"]
 
 

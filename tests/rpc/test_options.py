@@ -51,7 +51,8 @@ def push_partially(world: SimpleNamespace, rounds: int) -> Any:
 
 
 def test_a_channel_of_another_dtype_casts_both_ways(trainer: Trainer) -> None:
-    """`dtype=` asks for it: half the bytes travel, and the workers' float32 parameters have the rounded values."""
+    """`dtype=` asks for it: half the bytes travel, and the workers' float32 parameters have the rounded values.
+    Mutant: ignore `dtype=`."""
     nbytes, seen = trainer.do(push_cast, 1 / 3)
     rounded = torch.tensor(1 / 3).bfloat16().item()
     assert nbytes == 8 * 2
@@ -153,7 +154,8 @@ def init_by_memory(world: SimpleNamespace) -> list[int]:
 
 
 def test_a_retry_may_address_a_worker_of_another_layout_once_it_fits(trainer: Trainer) -> None:
-    """A worker whose policy did not fit is attached by a later push when it has one that does."""
+    """A worker whose policy did not fit is attached by a later push when it has one that does. Mutant: take a
+    worker for attached when its attachment failed."""
     assert trainer.do(mend_and_retry) == ([1, 0, 1], [2, 2, 2])
 
 

@@ -179,7 +179,7 @@ def test_an_object_without_a_policy_is_named_and_the_others_are_updated(trainer:
 
 
 def test_a_policy_of_another_shape_is_named_with_both_shapes(trainer: Trainer) -> None:
-    """It is the worker's policy that does not fit; the others are updated."""
+    """It is the worker's policy that does not fit; the others are updated. Mutant: let the first error end the push."""
     error, versions = trainer.do(push_to_one_that, Player(Policy(sizes=(3,))))
     for words in ("worker 1", "LayoutMismatch", "weights.0", "(8,)", "(3,)"):
         assert words in error
@@ -199,7 +199,8 @@ def push_to_one_that(world: SimpleNamespace, owned: Any) -> Any:
 
 
 def test_a_worker_that_changed_its_object_gets_the_update(trainer: Trainer) -> None:
-    """Another updater for another object in the same worker; the old object keeps what it had. Two channels at once."""
+    """Another updater for another object in the same worker; the old object keeps what it had. Two channels at
+    once. Mutant: know attachments by the worker's number alone."""
     assert trainer.do(serve_two_objects) == ([(1.0, 1.0)] * 3, [(2.0, 2.0)] * 3)
 
 
@@ -217,7 +218,7 @@ def serve_two_objects(world: SimpleNamespace) -> Any:
 
 
 def test_an_exception_in_the_block_comes_out_and_push_after_it_says_closed(trainer: Trainer) -> None:
-    """A second close does nothing."""
+    """A second close does nothing. Mutant: let `__exit__` swallow it."""
     with pytest.raises(KeyError, match="real"):
         trainer.do(fail_in_block)
     with pytest.raises(ChannelClosed, match="closed"):
@@ -237,7 +238,8 @@ def close_and_push(world: SimpleNamespace) -> None:
 
 
 def test_nothing_of_a_closed_channel_is_left(trainer: Trainer) -> None:
-    """No descriptor and no mapping of its segments, neither in the trainer nor in a worker, after ten updaters."""
+    """No descriptor and no mapping of its segments, neither in the trainer nor in a worker, after ten updaters.
+    Mutant: leave the subscriber of an attachment that failed open."""
     assert trainer.do(come_and_go, 10) == 0
 
 

@@ -62,7 +62,8 @@ def use(world: SimpleNamespace, make: str, value: float) -> list[Any]:
 @pytest.mark.parametrize("make", ["positional", "keyword"])
 def test_torchrls_five_arguments(trainer: Trainer, make: str) -> None:
     """For workers that run already: `init` attaches them and gives them the server's weights, a push changes them,
-    and after the end of the updater they keep what they had."""
+    and after the end of the updater they keep what they had. Mutant: end the channel without a word to the
+    workers."""
     assert trainer.do(use, make, 1.0) == [
         ([1.0] * 2, [1] * 2, [0, 1], None),
         ([1.5] * 2, [2] * 2, [2], 2),
@@ -117,7 +118,8 @@ def push_without_init(world: SimpleNamespace) -> Any:
 
 
 def test_an_updater_given_to_the_collector_while_its_workers_run(trainer: Trainer) -> None:
-    """`collector.weight_updater = RPCWeightUpdater`, then `init_updater`. RRefs and weights are the collector's."""
+    """`collector.weight_updater = RPCWeightUpdater`, then `init_updater`. RRefs and weights are the collector's.
+    Mutant: take RRefs from the constructor only."""
     assert trainer.do(assign_late) == ([3.0] * 2, [3.5] * 2)
 
 
@@ -157,7 +159,8 @@ def move_over(world: SimpleNamespace) -> Any:
 
 
 def test_a_closed_updater_says_so(trainer: Trainer) -> None:
-    """The second close does nothing; the workers keep their values and can still collect."""
+    """The second close does nothing; the workers keep their values and can still collect. Mutant: let a closed
+    updater open another channel."""
     with pytest.raises(ChannelClosed, match="closed"):
         trainer.do(push_after_close)
     assert trainer.do(values) == [7.5] * 2
@@ -173,6 +176,7 @@ def push_after_close(world: SimpleNamespace) -> None:
 
 
 def test_an_exception_in_the_block_comes_out(trainer: Trainer) -> None:
+    """Mutant: let `__exit__` swallow it."""
     with pytest.raises(KeyError, match="real"):
         trainer.do(fail_in_block)
 
@@ -243,7 +247,8 @@ def close(world: SimpleNamespace) -> None:
 
 
 def test_from_policy_makes_an_updater_of_its_weights() -> None:
-    """As torchrl's classmethod: an instance, or None if there are no weights to be had."""
+    """As torchrl's classmethod: an instance, or None if there are no weights to be had. Mutant: return None, as
+    torchrl's base class does."""
     made = RPCWeightUpdater.from_policy(net_policy(value=5.0))
     assert isinstance(made, RPCWeightUpdater)
     assert made._get_server_weights() is not None

@@ -50,7 +50,8 @@ def versions_reported(world: SimpleNamespace) -> dict[int, Any]:
 
 def test_a_stopped_worker_delays_a_push_by_its_timeout_and_is_named(start: Start) -> None:
     """torchrl's own push waits 10 000 s. The other worker is updated; once the stopped one goes on it has that
-    version by itself, a retry for it alone works, and the run goes on. `close` is bounded too."""
+    version by itself, a retry for it alone works, and the run goes on. `close` is bounded too. Mutant: send
+    messages without a timeout."""
     trainer = start(build=build)
     pid = trainer.do(ask, 0, pid_of)
     os.kill(pid, signal.SIGSTOP)
@@ -80,8 +81,8 @@ def test_a_stopped_worker_delays_a_push_by_its_timeout_and_is_named(start: Start
 
 
 def test_a_killed_worker_is_named_and_the_other_updated(start: Start) -> None:
-    """Now and at the next push; a push to the other alone works. The end of the updater is bounded; the collector's own
-    is torchrl's affair."""
+    """Now and at the next push; a push to the other alone works. The end of the updater is bounded; the collector's
+    own is torchrl's affair. Mutant: let the first error end the push."""
     trainer = start(build=build)
     os.kill(trainer.do(ask, 0, pid_of), signal.SIGKILL)
     for value in (2.0, 3.0):

@@ -45,7 +45,7 @@ def test_with_a_policy_the_first_batch_uses_what_the_trainer_holds(start: Start,
 
 def test_with_a_factory_the_first_push_fixes_the_weights(start: Start) -> None:
     """Before it, a push of nothing is an error that says so, and the collector's own call does nothing; after it,
-    the first batch uses it, whatever the factory made."""
+    the first batch uses it, whatever the factory made. Mutant: forget the first pushed weights."""
     trainer = start(factory=zeros)
     with pytest.raises(NothingPublished, match="policy_factory"):
         trainer.do(push_nothing)
@@ -71,7 +71,8 @@ def test_with_a_factory_and_without_a_push_the_workers_use_their_own(start: Star
 
 
 def test_with_a_factory_an_async_collector_has_the_first_push_from_the_second_batch_on(start: Start) -> None:
-    """Its first batch is asked for while it is built. One worker, so that the order of batches is known."""
+    """Its first batch is asked for while it is built. One worker, so that the order of batches is known. Mutant: let
+    a subscriber that has found no weights never look for them again."""
     trainer = start(factory=zeros, sync=False, workers=1)
     trainer.do(push)
     trainer.do(collect)

@@ -103,7 +103,8 @@ def test_a_batch_after_a_push_is_made_with_it_and_stamped_with_its_version(train
 
 
 def test_the_report_of_a_push(trainer: Trainer) -> None:
-    """Version, bytes and leaves written, seconds per phase, and each worker's version."""
+    """Version, bytes and leaves written, seconds per phase, and each worker's version. Mutant: leave the workers'
+    answers out of it."""
     before = trainer.do(version)
     report = trainer.do(push, 22.0)
     assert (report.version, report.nbytes, report.leaves) == (before + 1, 8 * 4, 1)
@@ -141,6 +142,7 @@ def lag_of(world: SimpleNamespace) -> Any:
 
 
 def test_all_worker_ids(trainer: Trainer) -> None:
+    """Mutant: count the workers when the updater is made."""
     assert trainer.do(all_worker_ids) == [0, 1, 2]
 
 
@@ -209,7 +211,7 @@ def refused(trainer: Trainer, worker_ids: Any, text: str) -> None:
 
 
 def test_random_subsets_are_exact(trainer: Trainer) -> None:
-    """A hundred of them, each worker looked at after each."""
+    """A hundred of them, each worker looked at after each. Mutant: store row 0 for a subset."""
     assert trainer.do(push_to_random_subsets, 100) == []
 
 
@@ -262,7 +264,8 @@ def register_another(world: SimpleNamespace) -> None:
 
 
 def test_increment_version_may_be_called_as_on_the_base_class(trainer: Trainer) -> None:
-    """torchrl's iterates None there. The workers' stamps stay the trainer's version."""
+    """torchrl's iterates None there. The workers' stamps stay the trainer's version. Mutant: count versions in the
+    workers."""
     trainer.do(increment_version)
     report = trainer.do(push, 42.0)
     assert trainer.do(collect).versions == [report.version]

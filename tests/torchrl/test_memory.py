@@ -90,7 +90,8 @@ def storages_of_policy_weights(collector: Any) -> int:
 
 
 def test_notifications_are_small(trainer: Trainer) -> None:
-    """For 64 MB and three workers: three messages under 512 bytes, none with a tensor."""
+    """For 64 MB and three workers: three messages under 512 bytes, none with a tensor. Mutant: send the weights
+    along."""
     trainer.do(messages)
     report = trainer.do(push, 4.0)
     sent = trainer.do(messages)
@@ -101,7 +102,8 @@ def test_notifications_are_small(trainer: Trainer) -> None:
 
 
 def test_the_trainer_keeps_a_few_slots_whatever_the_number_of_pushes(trainer: Trainer) -> None:
-    """Twenty pushes in three forms: its own memory stays, and so does the number of slots in memory."""
+    """Twenty pushes in three forms: its own memory stays, and so does the number of slots in memory. Mutant: never
+    reuse a slot."""
     before, growth = trainer.do(push_often, 20)
     assert before <= 5
     assert growth["slots"] <= 0

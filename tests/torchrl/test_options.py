@@ -27,7 +27,8 @@ def version(world: SimpleNamespace) -> int:
 
 
 def test_update_after_each_batch_sync(start: Start) -> None:
-    """The collector pushes before every batch what the trainer holds then."""
+    """The collector pushes before every batch what the trainer holds then. Mutant: do nothing when the collector
+    calls without weights."""
     trainer = start(update_after_each_batch=True)
     for value in (1.0, 2.0, 3.0):
         trainer.do(change, value)
@@ -48,7 +49,7 @@ def test_update_after_each_batch_async(start: Start) -> None:
 
 
 def test_update_after_each_batch_async_with_two_workers(start: Start) -> None:
-    """Each push is addressed to one of them: the other keeps its version until its own turn."""
+    """Each push is addressed to one of them: the other keeps its version until its own turn. Mutant: the same."""
     trainer = start(update_after_each_batch=True, sync=False)
     trainer.do(change, 2.0)
     found = trainer.do(collect_from_each, 2, 4)
@@ -59,7 +60,8 @@ def test_update_after_each_batch_async_with_two_workers(start: Start) -> None:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_max_weight_update_interval_does_not_raise(start: Start, sync: bool) -> None:
-    """torchrl addresses nobody then, so nothing is pushed; a push by the user still works."""
+    """torchrl addresses nobody then, so nothing is pushed; a push by the user still works. Mutant: take an empty
+    list for everybody."""
     trainer = start(max_weight_update_interval=1, sync=sync, workers=1)
     trainer.do(collect, 3)
     assert trainer.do(version) == 1
@@ -89,6 +91,15 @@ def push_while_collecting(world: SimpleNamespace, pushes: int) -> list[Any]:
         while pushing.steps < pushes and time.monotonic() < deadline:
             assert seen_in(next(world.batches)).actions != [1.0]
     return answers
+
+
+def test_after_random_frames_the_first_forward_uses_the_newest_version(start: Start) -> None:
+    """Pushed while there was no forward. Mutant: let the gate sleep until the next notification."""
+    trainer = start(init_random_frames=40, frames=40)
+    assert 7.0 not in trainer.do(collect).actions
+    report = trainer.do(push, 5.0)
+    batch = trainer.do(collect)
+    assert (batch.actions, batch.versions) == ([5.0], [report.version])
 
 
 def by_memory() -> RPCWeightUpdater:
@@ -141,6 +152,7 @@ def push_into_a_batch(world: SimpleNamespace) -> Any:
 
 @pytest.mark.parametrize("options", [{"notify": "carrier pigeon"}, {"timeout": 0}, {"timeout": -1.0}], ids=str)
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
+    """Mutant: take them as they come."""
     ((name, value),) = options.items()
     with pytest.raises(ShmSyncError, match=name) as caught:
         RPCWeightUpdater(**options)

@@ -140,7 +140,8 @@ def function() -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("make", "action"), [(weightless, 0.0), (function, 7.0)], ids=["module", "function"])
 def test_a_policy_without_weights(start: Start, make: Any, action: float) -> None:
-    """Two workers attach, two pushes are two versions, the steps are stamped, and nothing is left behind at the end."""
+    """Two workers attach, two pushes are two versions, the steps are stamped, and nothing is left behind at the
+    end. Mutant: take empty weights for none."""
     trainer = start(policy=make)
     trainer.do(push_what_there_is)
     report = trainer.do(push_what_there_is)

@@ -120,7 +120,8 @@ def push_but_skip(world: SimpleNamespace, worker_ids: Any) -> list[float]:
 
 
 def test_an_error_in_an_overridden_sync_does_not_keep_the_others_waiting(trainer: Trainer) -> None:
-    """Worker 0 is tried first and fails; worker 1 is up to date, and the error names worker 0."""
+    """Worker 0 is tried first and fails; worker 1 is up to date, and the error names worker 0. Mutant: let the
+    first error out."""
     trainer.do(ask, 0, break_notify)
     with pytest.raises(PushError) as caught:
         trainer.do(push, 7.0)
