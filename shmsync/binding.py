@@ -159,9 +159,7 @@ class Binding:
 
     def _point(self, tensors: list[Tensor], begin: int, end: int) -> None:
         assert self._targets is not None
-        aliases = self._targets.aliases(begin, end)
-        self._targets.point(tensors)
-        self._aliases = aliases
+        self._aliases = self._targets.point(tensors, begin, end)
 
     def _resolve(self) -> None:
         layout = self._subscriber.layout

@@ -49,9 +49,10 @@ class Targets:
             return "map"
         return "copy" if self._copied or self._mode == "copy" else "map"
 
-    def point(self, tensors: list[Tensor]) -> None:
+    def point(self, tensors: list[Tensor], begin: int = 0, end: int = 0) -> Aliases:
         """Give all targets the values of one version's tensors: mapped ones alias them, the others copy them.
 
+        The tensors are mapped from address `begin` to `end`. Returns what outputs must not alias from now on.
         Raises BindingLost before anything has changed.
         """
         self._follow_module()
@@ -61,19 +62,19 @@ class Targets:
             for target in self._mapped:
                 target.tensor.data = tensors[target.leaf]
             copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
+            self._addresses = [tensors[target.leaf].data_ptr() for target in self._mapped] + _addresses(copied)
+            return self._aliases(begin, end)
         except BaseException:
             # Also for an interrupt: the new slot's lease ends now, and nothing may point there.
             for target, data in zip(self._mapped, before, strict=True):
                 target.tensor.data = data
             raise
-        self._addresses = [tensors[target.leaf].data_ptr() for target in self._mapped] + _addresses(copied)
 
     def detach(self) -> None:
         """Give mapped parameters memory of their own, with the values that they show now; tied ones stay tied."""
         self._privatize(self._mapped)
 
-    def aliases(self, begin: int, end: int) -> Aliases:
-        """What outputs must not alias, for the slot mapped from `begin` to `end`."""
+    def _aliases(self, begin: int, end: int) -> Aliases:
         storages = {target.tensor.untyped_storage().data_ptr() for target in self._copied + self._buffers}
         return Aliases(begin, end, frozenset(storages - {0}))
 

@@ -226,7 +226,8 @@ def _leases(slots: ModuleType, objects: Objects, leaves: int, what: Leases) -> S
     if what.queued:
         yield from _release_later(objects, slot_of(word))
     else:
-        yield from expanded(slots.release(objects.holder, slot_of(word)), parts)
+        with suppress(Fault):
+            yield from slots.release(objects.holder, slot_of(word))
 
 
 def _take(slots: ModuleType, objects: Objects, parts: dict[str, Callable[..., Steps]]) -> Steps:

@@ -28,7 +28,6 @@ _SETTLE = """    if any(words[row] == word for row in rows):
 _NEWEST = "        writer.newest = word\n"
 _MAY_GIVE_BACK = 'if slot in live or not (yield ("try_exclusive", slot)):'
 _HOLE = """        writer.stamps.pop(slot, None)
-        writer.used.pop(slot, None)
         yield ("punch", slot)
     finally:
         yield ("unlock", slot)

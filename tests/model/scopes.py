@@ -72,7 +72,8 @@ GIVE_BACK = GiveBack()
 _STEPS = ("load_rows", "try_exclusive", "reserve", "store_slot_version", "write", "write_over", "unlock", "store_row")
 # A publish that is interrupted right after it has got a lock keeps it, and is none the worse: the lock is its own.
 PUBLISHER_FAULTS = frozenset({*_STEPS, "punch", *(f"{name}+" for name in _STEPS if name != "try_exclusive"), "punch+"})
-WORKER_FAULTS = frozenset({"try_shared", "drop_private", "point", "unlock+"})
+# An interrupt right after try_shared is not among them: it keeps a lock that is not counted.
+WORKER_FAULTS = frozenset({"try_shared", "load_slot_version", "drop_private", "drop_private+", "point", "unlock+"})
 NONE: frozenset[str] = frozenset()
 
 SCOPES = [
@@ -198,6 +199,15 @@ SCOPES = [
         _acts(ALL, ALL, ALL),
         (Subscriber((Forwards(3, unbind=True),)),),
         faults=2,
+        faulty=(NONE, WORKER_FAULTS),
+        max_slots=2,
+        may_wait=True,
+    ),
+    Scope(
+        "lease faults",  # one lease fails beside another
+        _acts(ALL, ALL),
+        (Subscriber((Leases(1), Leases(1)), bindings=0),),
+        faults=1,
         faulty=(NONE, WORKER_FAULTS),
         max_slots=2,
         may_wait=True,

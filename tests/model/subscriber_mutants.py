@@ -20,18 +20,16 @@ _AGAIN = '            yield ("again", word)\n'
 _ENTER = '    yield ("enter",)\n'
 _FINALLY = '    finally:\n        yield ("leave",)\n'
 _UNLESS_RAISING = '    finally:\n        if __import__("sys").exc_info()[0] is None:\n            yield ("leave",)\n'
-_TRY_SHARED = '            if not (yield ("try_shared", slot)):\n'
-_FIRST_LOOK = """                if not holder.counts.get(slot):
-                    yield from _first_look(slot)
+_TRY_SHARED = '(yield ("try_shared", slot))'
+_MISMATCH = """            yield ("unlock", slot)  # nobody here can have a lease on it: then its version could not have changed
 """
-_MISMATCH = """            if not holder.counts.get(slot):
-                yield ("unlock", slot)
-            yield ("again", word)
+_DROP = """        if not holder.counts.get(slot):
+            # Under the new lease, before anything points there. Earlier, a late write through an old alias could still
+            # make a private page; later, the forward would read it.
+            yield ("drop_private", slot)
 """
-_DROP = """    try:
-        yield ("drop_private", slot)
-    except BaseException:
-        yield ("unlock", slot)
+_FAILED = """        if not holder.counts.get(slot):
+            yield ("unlock", slot)
         raise
 """
 _COUNT_DOWN = """        holder.counts[slot] -= 1
@@ -52,24 +50,19 @@ _RELEASE_OLD = """    if old:
 
 
 def _drops_elsewhere(name: str, scope: str, before: str, after: str, strict_only: bool = False) -> Mutant:
-    return Mutant(name, scope, ((_FIRST_LOOK, ""), (before, after)), strict_only=strict_only)
+    return Mutant(name, scope, ((_DROP, ""), (before, after)), strict_only=strict_only)
 
 
 SUBSCRIBER_MUTANTS = [
+    mutant("slot.version is not compared", "everybody", "!= version:", "is None:"),
+    mutant("a slot is used although its lock is taken", "everybody", _TRY_SHARED, f"({_TRY_SHARED} or True)"),
+    mutant("a slot that is not the row's stays locked", "tight", _MISMATCH, strict_only=True),
     mutant(
-        "slot.version is not compared",
-        "everybody",
-        'if (yield ("load_slot_version", slot)) == version_of(word):',
-        "if True:",
+        "version 0 is leased",
+        "private leases",
+        "            if not word:\n                return 0\n",
+        strict_only=True,
     ),
-    mutant(
-        "a slot is used although its lock is taken",
-        "everybody",
-        '                yield ("again", word)\n                continue\n',
-        "                pass\n",
-    ),
-    mutant("a slot that is not the row's stays locked", "tight", _MISMATCH, _AGAIN, strict_only=True),
-    mutant("version 0 is leased", "private leases", "            if not word:\n                return 0\n"),
     mutant("a subscriber follows its own row only", "subsets", "return max(words)", "return words[-1]"),
     mutant("a subscriber follows row 0 first", "subsets", "return max(words)", "return words[0] or words[-1]"),
     Mutant("a newcomer resets its worker's row", "newcomer", operations=ResetsRow),
@@ -128,12 +121,14 @@ SUBSCRIBER_MUTANTS = [
         within=_POINT,
     ),
     # --- private pages
-    mutant("private pages are never dropped", "private", _FIRST_LOOK),
+    mutant("private pages are never dropped", "private", _DROP),
     _drops_elsewhere(
         "private pages are dropped before the lease",
         "private",
-        _TRY_SHARED,
-        '            if not holder.counts.get(slot):\n                yield ("drop_private", slot)\n' + _TRY_SHARED,
+        f"            if {_TRY_SHARED}",
+        f"""            if not holder.counts.get(slot):
+                yield ("drop_private", slot)
+            if {_TRY_SHARED}""",
     ),
     _drops_elsewhere(
         "private pages are dropped after the parameters have moved",
@@ -151,11 +146,17 @@ SUBSCRIBER_MUTANTS = [
     mutant(
         "private pages are dropped under another's lease",
         "private leases",
-        _FIRST_LOOK,
-        "                yield from _first_look(slot)\n",
+        "if not holder.counts.get(slot):",
+        "if True:",
+        within=_DROP,
         strict_only=True,
     ),
+    mutant("an acquire that fails keeps the lock", "worker faults", _FAILED, "        raise\n"),
     mutant(
-        "pages that can't be dropped keep the lock", "worker faults", '        yield ("unlock", slot)\n', within=_DROP
+        "an acquire that fails ends another's lease",
+        "lease faults",
+        "if not holder.counts.get(slot):",
+        "if True:",
+        within=_FAILED,
     ),
 ]

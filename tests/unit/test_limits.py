@@ -44,6 +44,24 @@ def test_the_limit_of_any_ancestor_counts(cgroups, level, names) -> None:
         limits.check_growth(1001, "Slot 3")
 
 
+FOLDERS = {
+    "v2": ("0::/user/job\n", ["user/job", "user", ""]),
+    "v2, at the root": ("0::/\n", [""]),
+    "v1": (
+        "7:cpu,cpuacct:/x\n5:memory:/docker/abc\n0::/y\n",
+        ["memory/docker/abc", "memory/docker", "memory", "y", ""],
+    ),
+    "v1, with others": ("3:hugetlb,memory:/a\n", ["memory/a", "memory"]),
+    "none of memory": ("3:cpu:/a\n2:name=systemd:/b\n", []),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FOLDERS.values(), ids=FOLDERS)
+def test_the_folders_of_a_process_are_its_own_and_its_ancestors(monkeypatch, text, expected) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: {"/proc/self/cgroup": text}[str(path)])
+    assert [str(folder) for folder in limits._cgroups()] == [str(Path("/sys/fs/cgroup") / name) for name in expected]
+
+
 def test_no_limit_is_no_limit(cgroups) -> None:
     write(cgroups[0], memory__max="max", memory__current=5 * GIB)
     write(cgroups[1], memory__limit_in_bytes=(1 << 63) - 4096, memory__usage_in_bytes=GIB)
