@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import socket
@@ -135,7 +136,10 @@ def _raise_descriptor_limit() -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A TCP port on loopback that nobody uses now, below those that the system gives to outgoing connections."""
+    choose = random.SystemRandom()
+    while True:
+        port = choose.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -11,29 +14,54 @@ from torch.distributed import rpc
 
 from .standin import StandIn
 
+_TIMEOUT_SECONDS = 60.0
 _stand_in: StandIn | None = None
 
 
-def start_group(rank: int, world: int, port: int) -> None:
-    """Join the process group, gloo over loopback. Rank 0 is the host."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
-    dist.init_process_group(backend="gloo", rank=rank, world_size=world)
+class Meeting:
+    """Where a host (rank 0) and its workers (from 1 on) find each other. Made before the workers are forked.
 
+    The port is chosen by the system when the host listens on it, and told through shared memory: a port that was merely
+    free a moment ago may be another rival's by then.
+    """
 
-def start(rank: int, world: int, port: int) -> None:
-    """Join the process group and RPC, with torchrl's own names and options."""
-    from torchrl.collectors.distributed.default_configs import DEFAULT_TENSORPIPE_OPTIONS
+    def __init__(self, workers: int) -> None:
+        self._world = workers + 1
+        self._port = multiprocessing.get_context("fork").Value("i", 0, lock=False)
 
-    start_group(rank, world, port)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch about its own use of gloo
-        rpc.init_rpc(
-            f"COLLECTOR_NODE_{rank}" if rank else "TRAINER_NODE",
-            rank=rank,
-            world_size=world,
-            backend=rpc.BackendType.TENSORPIPE,
-            rpc_backend_options=rpc.TensorPipeRpcBackendOptions(**DEFAULT_TENSORPIPE_OPTIONS),
-        )
+    def start_group(self, rank: int) -> None:
+        """Join the process group, gloo over loopback."""
+        if rank == 0:
+            # Shared with the servers that gloo and RPC would start on this port.
+            limit = timedelta(seconds=_TIMEOUT_SECONDS)
+            self._store = dist.TCPStore("127.0.0.1", 0, self._world, True, limit, False, multi_tenant=True)
+            self._port.value = self._store.port
+        self._wait()
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self._port.value))
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
+        dist.init_process_group(backend="gloo", rank=rank, world_size=self._world)
+
+    def start(self, rank: int) -> None:
+        """Join the process group and RPC, with torchrl's own names and options."""
+        from torchrl.collectors.distributed.default_configs import DEFAULT_TENSORPIPE_OPTIONS
+
+        self.start_group(rank)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch about its own use of gloo
+            rpc.init_rpc(
+                f"COLLECTOR_NODE_{rank}" if rank else "TRAINER_NODE",
+                rank=rank,
+                world_size=self._world,
+                backend=rpc.BackendType.TENSORPIPE,
+                rpc_backend_options=rpc.TensorPipeRpcBackendOptions(**DEFAULT_TENSORPIPE_OPTIONS),
+            )
+
+    def _wait(self) -> None:
+        end = time.monotonic() + _TIMEOUT_SECONDS
+        while not self._port.value:
+            if time.monotonic() > end:
+                raise TimeoutError("The host did not open a port")
+            time.sleep(1e-3)
 
 
 def offer(stand_in: StandIn) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .. import rpcnet
 from ..policy import ProbePolicy
-from ..processes import free_port
 from ..standin import StandIn
 from .base import Rival
 
@@ -33,10 +32,10 @@ class GlooBroadcast(Rival):
         return 2 + 2 * workers
 
     def prepare(self) -> None:
-        self._port = free_port()
+        self._meeting = rpcnet.Meeting(self.workers)
 
     def connect(self, policy: ProbePolicy) -> None:
-        rpcnet.start_group(0, self.workers + 1, self._port)
+        self._meeting.start_group(0)
         self._leaves = list(policy.leaves())
         self._flat, self._views = self._buffer()
 
@@ -51,7 +50,7 @@ class GlooBroadcast(Rival):
         dist.broadcast(self._flat, 0)
 
     def join(self, stand_in: StandIn) -> None:
-        rpcnet.start_group(stand_in.worker_idx + 1, self.workers + 1, self._port)
+        self._meeting.start_group(stand_in.worker_idx + 1)
         self._flat, views = self._buffer()
         torch._foreach_copy_(views, list(stand_in.policy.leaves()))
         for parameter, view in zip(stand_in.policy.parameters(), views, strict=True):

@@ -6,7 +6,6 @@ from tensordict import TensorDict
 
 from .. import rpcnet
 from ..policy import ProbePolicy
-from ..processes import free_port
 from ..standin import StandIn
 from .base import Rival
 
@@ -24,12 +23,12 @@ class ShmSync(Rival):
     def prepare(self) -> None:
         import shmsync.torchrl.updater  # noqa: F401 - so that workers need not import it at their first message
 
-        self._port = free_port()
+        self._meeting = rpcnet.Meeting(self.workers)
 
     def connect(self, policy: ProbePolicy) -> None:
         from shmsync import RPCWeightUpdater
 
-        rpcnet.start(0, self.workers + 1, self._port)
+        self._meeting.start(0)
         infos, rrefs = rpcnet.collectors(self.workers)
         weights = TensorDict.from_module(policy).data.lock_()
         self.updater = RPCWeightUpdater(infos, StandIn, rrefs, weights, self.workers, notify=self.notify)
@@ -49,7 +48,7 @@ class ShmSync(Rival):
 
     def join(self, stand_in: StandIn) -> None:
         rpcnet.offer(stand_in)
-        rpcnet.start(stand_in.worker_idx + 1, self.workers + 1, self._port)
+        self._meeting.start(stand_in.worker_idx + 1)
 
     def leave(self) -> None:
         rpcnet.stop()

@@ -15,7 +15,6 @@ from tensordict import TensorDict
 
 from .. import rpcnet
 from ..policy import ProbePolicy
-from ..processes import free_port
 from ..standin import StandIn
 from .base import Rival
 
@@ -31,11 +30,11 @@ class _Context:
 
 class _OverRPC(Rival):
     def prepare(self) -> None:
-        self._port = free_port()
+        self._meeting = rpcnet.Meeting(self.workers)
 
     def join(self, stand_in: StandIn) -> None:
         rpcnet.offer(stand_in)
-        rpcnet.start(stand_in.worker_idx + 1, self.workers + 1, self._port)
+        self._meeting.start(stand_in.worker_idx + 1)
 
     def leave(self) -> None:
         rpcnet.stop()
@@ -44,7 +43,7 @@ class _OverRPC(Rival):
         rpcnet.stop()
 
     def connect(self, policy: ProbePolicy) -> None:
-        rpcnet.start(0, self.workers + 1, self._port)
+        self._meeting.start(0)
         infos, rrefs = rpcnet.collectors(self.workers)
         self._weights = TensorDict.from_module(policy).data.lock_()
         self._meet(infos, rrefs)

@@ -205,7 +205,7 @@ SCOPES = [
     ),
     Scope(
         "lease faults",  # one lease fails beside another
-        _acts(ALL, ALL),
+        _acts(ALL, ALL, ALL),
         (Subscriber((Leases(1), Leases(1)), bindings=0),),
         faults=1,
         faulty=(NONE, WORKER_FAULTS),

@@ -21,8 +21,7 @@ _ENTER = '    yield ("enter",)\n'
 _FINALLY = '    finally:\n        yield ("leave",)\n'
 _UNLESS_RAISING = '    finally:\n        if __import__("sys").exc_info()[0] is None:\n            yield ("leave",)\n'
 _TRY_SHARED = '(yield ("try_shared", slot))'
-_MISMATCH = """            yield ("unlock", slot)  # nobody here can have a lease on it: then its version could not have changed
-"""
+_MISMATCH = '            yield ("unlock", slot)  # nobody here'
 _DROP = """        if not holder.counts.get(slot):
             # Under the new lease, before anything points there. Earlier, a late write through an old alias could still
             # make a private page; later, the forward would read it.
@@ -56,7 +55,7 @@ def _drops_elsewhere(name: str, scope: str, before: str, after: str, strict_only
 SUBSCRIBER_MUTANTS = [
     mutant("slot.version is not compared", "everybody", "!= version:", "is None:"),
     mutant("a slot is used although its lock is taken", "everybody", _TRY_SHARED, f"({_TRY_SHARED} or True)"),
-    mutant("a slot that is not the row's stays locked", "tight", _MISMATCH, strict_only=True),
+    mutant("a slot that is not the row's stays locked", "tight", _MISMATCH, "            #", strict_only=True),
     mutant(
         "version 0 is leased",
         "private leases",
