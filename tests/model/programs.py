@@ -122,10 +122,9 @@ class Notified(NamedTuple):
 
 
 class Leases(NamedTuple):
-    """Takes leases, reads and ends them. `queued`: they end as a Lease's last tensor does, at any moment."""
+    """Takes leases, reads and ends them."""
 
     times: int
-    queued: bool = False
 
 
 class Writes(NamedTuple):
@@ -184,9 +183,16 @@ def _switch_if_news(slots: ModuleType, objects: Objects, binding: int, inside: i
         if (yield ("gate_lock", binding)) or not (yield from _has_news(objects, binding)):
             return
     floor = yield ("floor", objects.holder.rows)
-    steps = slots.switch(objects.holder, objects.bounds[binding])
-    word = yield from expanded(steps, {"point": lambda word: _point(word, binding)})
+    word = yield from _run(objects, slots.switch(objects.holder, objects.bounds[binding]), binding)
     yield ("acquired", word, floor)
+
+
+def _run(objects: Objects, steps: Steps, binding: int = 0) -> Steps:
+    """Subscriber._run: what the operations are in this subscriber, for this binding."""
+    parts: dict[str, Callable[..., Steps]] = {"point": lambda word: _point(word, binding)}
+    if objects.queued:
+        parts["leave"] = lambda: _leave(objects)
+    return expanded(steps, parts)
 
 
 def _point(word: int, binding: int) -> Steps:
@@ -208,14 +214,13 @@ def _unbind(slots: ModuleType, objects: Objects, binding: int) -> Steps:
         yield ("detach", binding)
         objects.bounds[binding].word = 0
         with suppress(Fault):
-            yield from slots.release(objects.holder, slot_of(word))
+            yield from _run(objects, slots.release(objects.holder, slot_of(word)))
     yield ("gate_unlock", binding, False)
 
 
 def _leases(slots: ModuleType, objects: Objects, leaves: int, what: Leases) -> Steps:
-    parts = {"leave": lambda: _leave(objects)} if what.queued else {}
     try:
-        word = yield from _take(slots, objects, parts)
+        word = yield from _take(slots, objects)
     except Fault:
         return
     if not word:
@@ -223,16 +228,16 @@ def _leases(slots: ModuleType, objects: Objects, leaves: int, what: Leases) -> S
     for leaf in range(leaves):
         yield ("read_lease", word, leaf)
     yield ("let_go", word)
-    if what.queued:
+    if objects.queued:
         yield from _release_later(objects, slot_of(word))
     else:
         with suppress(Fault):
-            yield from slots.release(objects.holder, slot_of(word))
+            yield from _run(objects, slots.release(objects.holder, slot_of(word)))
 
 
-def _take(slots: ModuleType, objects: Objects, parts: dict[str, Callable[..., Steps]]) -> Steps:
+def _take(slots: ModuleType, objects: Objects) -> Steps:
     floor = yield ("floor", objects.holder.rows)
-    word = yield from expanded(slots.acquire(objects.holder), parts)
+    word = yield from _run(objects, slots.acquire(objects.holder))
     if word:
         yield ("acquired", word, floor)
         yield ("hold", word)

@@ -31,9 +31,13 @@ class Memory(NamedTuple):
 
 
 class Objects:
-    """The instances of the shipping classes that a process's generators work on."""
+    """The instances of the shipping classes that a process's generators work on.
 
-    def __init__(self, slots: ModuleType, rows: tuple[int, ...], bindings: int) -> None:
+    `queued`: its leases end as a `Lease`'s last tensor does, at any moment.
+    """
+
+    def __init__(self, slots: ModuleType, rows: tuple[int, ...], bindings: int, queued: bool = False) -> None:
+        self.queued = queued
         self.holder = slots.Holder(rows)
         self.bounds = [slots.Bound() for _ in range(bindings)]
         self.names = {id(self.holder): "holder", id(self.bounds): "bounds", id(self): "objects"}

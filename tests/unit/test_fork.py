@@ -188,6 +188,35 @@ def own_and_fork(state) -> tuple[str, int]:
     return str(state.channel.handle), child
 
 
+def bind_and_fork(state, handle: str) -> int:
+    """A worker that forks something at version 1 and then goes on to the newest; the child's pid."""
+    state.follower, state.worker = Subscriber(handle), Policy()
+    state.follower.bind(state.worker)
+    assert state.worker() == 1
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        signal.pause()
+        os._exit(0)
+    return child
+
+
+def take_the_news(state) -> float:
+    return state.worker()
+
+
+def test_what_a_killed_worker_took_after_a_fork_is_free_though_its_child_lives(channel, peer) -> None:
+    """The child has its own hold on version 1, and none on what the parent took later."""
+    worker = peer()
+    child = worker.call(bind_and_fork, str(channel.handle))
+    push_on(channel, count=1)
+    assert worker.call(take_the_news) == 2
+    worker.kill()
+    push_on(channel, count=8)
+    assert channel.stats()["slots"] == 3
+    os.kill(child, signal.SIGKILL)
+
+
 def test_the_publishers_slots_are_not_inherited(channel) -> None:
     """No page of them is copied on the trainer's next write because a child has it, too."""
     child = Child(lambda wait: (len(probes.segment_maps()), len(probes.segment_descriptors())))

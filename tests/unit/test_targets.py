@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shmsync import BindingError, BindingLost, LayoutMismatch
+from shmsync import BindingError, BindingLost, LayoutMismatch, targets
 from tests.helpers.models import bits, fill, mlp, snapshot, uniform
 
 
@@ -169,6 +169,28 @@ def test_a_doubled_module_is_followed_where_copies_are_cast(world) -> None:
     it.push(2)
     assert it.worker.weight.dtype == torch.float64
     assert uniform(it.worker) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_switch_that_fails_half_way_moves_no_parameter(world, monkeypatch, error) -> None:
+    """The new slot's lease has ended then: a parameter that points there would be written under its reader."""
+    it = world(mlp)
+    it.push(1)
+
+    def fails(*_args: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(targets, "copy_all", fails)
+        it.channel.publish(fill(it.source, 2))
+        with pytest.raises(error):
+            it.worker(torch.ones(1, 3))
+        for k in (3, 4, 5, 6):
+            it.channel.publish(fill(it.source, k))
+        assert uniform(list(it.worker.parameters())) == 1
+        assert (it.binding.version, it.follower.stats()["slots_leased"]) == (1, 1)
+    it.worker(torch.ones(1, 3))
+    assert uniform(it.worker) == 6
 
 
 @pytest.mark.parametrize("mode", ["auto", "copy"])

@@ -150,6 +150,70 @@ def test_random_damage_is_refused_or_harmless() -> None:
         check(raw, HEAD.nbytes)
 
 
+def field_of(kind: np.dtype, name: str, leaf: int | None = None, item: int = 0) -> tuple[int, int]:
+    """Offset and size of a number of the head, or of a leaf."""
+    base = 0 if leaf is None else HEAD.table_offset + HEAD.slots * wire.SLOT_ENTRY_NBYTES + leaf * wire.LEAF.itemsize
+    dtype, offset = kind.fields[name][:2]
+    return base + offset + item * dtype.base.itemsize, dtype.base.itemsize
+
+
+LYING = {
+    "names beyond their end": ("name_nbytes", 1, 500, "cut off"),
+    "names far away": ("name_offset", 0, 1 << 40, "cut off"),
+    "unknown dtype": ("dtype", 0, 999, "dtype"),
+    "no dtype": ("dtype", 0, 0, "dtype"),
+    "too many dimensions": ("rank", 0, 9, "rank"),
+    "more bytes than elements": ("nbytes", 0, 1000, "nbytes"),
+    "fewer bytes than elements": ("nbytes", 0, 2, "nbytes"),
+    "unaligned": ("offset", 1, 65, "offset"),
+    "over the leaf before": ("offset", 1, 0, "offset"),
+    "negative size": ("shape", 0, (1 << 64) - 3, "shape"),
+    "stride into other leaves": ("stride", 0, 77, "stride"),
+    "negative stride": ("stride", 0, (1 << 64) - 1, "stride"),
+}
+
+
+@pytest.mark.parametrize(("name", "leaf", "value", "text"), LYING.values(), ids=LYING)
+def test_a_leaf_that_lies_is_refused_by_what_it_lies_about(name, leaf, value, text) -> None:
+    offset, size = field_of(wire.LEAF, name, leaf)
+    with pytest.raises(ChannelCorrupt, match=text):
+        wire.parse_data(with_number(RAW, offset, size, value), HEAD.nbytes)
+
+
+@pytest.mark.parametrize("shift", [-(2 << 20), 64, 2 << 20])
+def test_slots_that_lie_elsewhere_are_refused_though_the_size_fits(shift) -> None:
+    raw = RAW
+    for name, old in (("slots_offset", HEAD.slots_offset), ("nbytes", HEAD.nbytes)):
+        raw = with_number(raw, *field_of(wire.DATA_HEAD, name), old + shift)
+    with pytest.raises(ChannelCorrupt, match="slots_offset"):
+        wire.parse_data(raw, HEAD.nbytes + shift)
+
+
+def test_a_name_that_occurs_twice_is_refused() -> None:
+    flags, noise = HEAD.layout.index["flags"], HEAD.layout.index["noise"]
+    offset, size = field_of(wire.LEAF, "name_offset", flags)
+    taken = int.from_bytes(RAW[offset : offset + size], "little")
+    offset, size = field_of(wire.LEAF, "name_offset", noise)
+    with pytest.raises(ChannelCorrupt, match="`flags` occurs twice"):
+        wire.parse_data(with_number(RAW, offset, size, taken), HEAD.nbytes)
+
+
+def test_names_that_are_no_text_are_refused() -> None:
+    begin = RAW.rindex(b"flags")
+    with pytest.raises(ChannelCorrupt, match="UTF-8"):
+        wire.parse_data(RAW[:begin] + b"\xff" + RAW[begin + 1 :], HEAD.nbytes)
+
+
+@pytest.mark.parametrize("name", [n for n in wire.DATA_HEAD.names if n not in ("nonce", "epoch")])
+@pytest.mark.parametrize("step", [8, 64, 1 << 21])
+def test_every_number_of_the_head_is_checked(name, step) -> None:
+    """All of them follow from the number of rows, slots and leaves, so that none can be off by any amount."""
+    offset, size = field_of(wire.DATA_HEAD, name)
+    old = int.from_bytes(RAW[offset : offset + size], "little")
+    with pytest.raises(ChannelCorrupt):
+        wire.parse_data(with_number(RAW, offset, size, old + step), HEAD.nbytes)
+
+
 def test_any_cut_is_refused() -> None:
     needed = wire.head_nbytes(RAW)
     for length in [*range(0, 200), *range(200, needed, 97), needed - 1]:
