@@ -1,6 +1,7 @@
 """Policy weights in shared memory: one copy per push, and no forward that mixes two versions."""
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from . import errors
 from .binding import Binding
@@ -33,6 +34,9 @@ from .handle import Handle
 from .layout import Layout
 from .publisher import Publication, Publisher
 from .subscriber import Lease, Subscriber
+
+if TYPE_CHECKING:
+    from .torchrl.updater import RPCWeightUpdater
 
 __all__ = [
     "__version__",
