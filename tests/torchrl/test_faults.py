@@ -129,7 +129,7 @@ def test_a_worker_on_another_host_is_named_before_its_first_batch(start: Start) 
     ids=["updater first", "collector first", "no close"],
 )
 def test_a_run_ends_in_any_order_without_a_complaint(start: Start, sync: bool, order: tuple[Any, ...]) -> None:
-    """No error, no traceback, no warning of ours, no process left. Mutant: send messages after RPC has ended."""
+    """No error, no traceback, no warning of ours, no process left. Mutant: need RPC at `close`."""
     trainer = start(sync=sync, workers=1)
     trainer.do(push, 2.0)
     trainer.do(collect, 2)

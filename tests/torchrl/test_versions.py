@@ -39,10 +39,10 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(world: SimpleNamespace, updater: str = "rpc", **options: Any) -> None:
+def build(world: SimpleNamespace, updater: str = "rpc", pause: float = 1e-4, **options: Any) -> None:
     import shmsync
 
-    collectors.build(world, big_policy, updater=shmsync.RPCWeightUpdater(notify=updater), **options)
+    collectors.build(world, partial(big_policy, pause=pause), updater=shmsync.RPCWeightUpdater(notify=updater), **options)
 
 
 def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNamespace:
@@ -133,7 +133,8 @@ def env_stamped_at_the_switch() -> EnvBase:
 @pytest.mark.parametrize("env", [env_without_leases, env_without_gate])
 def test_with_the_guard_off_forwards_do_mix(start: Any, env: Callable[[], EnvBase]) -> None:
     """So the test above can fail: without the lock behind a lease, or with switches in the middle of a forward."""
-    assert start(env=env).do(stream, 30.0, "mixed").mixed > 0
+    # A forward that takes as long as several pushes: a slot is written again only at the second push after its own.
+    assert start(env=env, pause=1e-2).do(stream, 60.0, "mixed").mixed > 0
 
 
 def test_a_stamp_that_is_set_at_the_switch_is_wrong(start: Any) -> None:
