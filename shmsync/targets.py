@@ -38,6 +38,7 @@ class Targets:
     def __init__(self, layout: Layout, models: Mapping[str, nn.Module], mode: str) -> None:
         self._layout, self._models, self._mode = layout, models, mode
         self._mapped: list[Target] = []
+        self._views: list[Tensor] | None = None
         self._resolve()
         # Two Parameters over one memory are tied as well; once they are mapped, that can't be told any more.
         self._origin = {id(target.tensor): identity(target.tensor) for target in self._unique}
@@ -56,22 +57,27 @@ class Targets:
         Raises BindingLost before anything has changed.
         """
         self._follow_module()
-        before = [target.tensor.data for target in self._mapped]
+        # Asking a tensor for its data makes another one: only at the first switch, and after a look at the module.
+        before = self._views or [target.tensor.data for target in self._mapped]
+        views = [tensors[target.leaf] for target in self._mapped]
         copied = self._copied + self._buffers
         try:
-            for target in self._mapped:
-                target.tensor.data = tensors[target.leaf]
+            for target, view in zip(self._mapped, views, strict=True):
+                target.tensor.data = view
             copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
-            self._addresses = [tensors[target.leaf].data_ptr() for target in self._mapped] + _addresses(copied)
+            self._addresses = [view.data_ptr() for view in views] + _addresses(copied)
+            self._views = views
             return self._aliases(begin, end)
         except BaseException:
             # Also for an interrupt: the new slot's lease ends now, and nothing may point there.
             for target, data in zip(self._mapped, before, strict=True):
                 target.tensor.data = data
+            self._views = None
             raise
 
     def detach(self) -> None:
         """Give mapped parameters memory of their own, with the values that they show now; tied ones stay tied."""
+        self._views = None
         self._privatize(self._mapped)
 
     def _aliases(self, begin: int, end: int) -> Aliases:
@@ -87,6 +93,7 @@ class Targets:
         self._mapped = [t for t in unique if not t.place.is_buffer and self._maps(t)]
         self._copied = [t for t in unique if not t.place.is_buffer and not self._maps(t)]
         self._unique = self._mapped + self._copied + self._buffers
+        self._views = None
         self._watched = [(target.place.table, target.place.name, target.tensor) for target in self._all]
         self._addresses = _addresses(self._unique)
 

@@ -42,7 +42,8 @@ SETUPS: dict[str, dict[str, Any]] = {
 def build(world: SimpleNamespace, updater: str = "rpc", pause: float = 1e-4, **options: Any) -> None:
     import shmsync
 
-    collectors.build(world, partial(big_policy, pause=pause), updater=shmsync.RPCWeightUpdater(notify=updater), **options)
+    policy = partial(big_policy, pause=pause)
+    collectors.build(world, policy, updater=shmsync.RPCWeightUpdater(notify=updater), **options)
 
 
 def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNamespace:
