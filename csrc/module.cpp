@@ -99,8 +99,8 @@ constexpr const char* kRunDoc = R"(Make the copy, from the sources given now or 
 
 sources: one address for each row, in a buffer of uint64 (fastest) or a sequence.
 Contract: blocks until the bytes are there, without the GIL, on up to threads() threads; any number of threads may run
-one plan, or several; a forked child may run it. The caller keeps the memory alive, and sources, if it is a buffer,
-unchanged. Raises ValueError, before a byte is written, if a source is 0.)";
+plans at once; a forked child may too. The caller keeps the memory alive, and sources, if it is a buffer, unchanged.
+Raises ValueError, before a byte is written, if a source is 0.)";
 
 constexpr const char* kChecksumsDoc = R"(XXH3 (64 bits, seed 0) of each CHECKSUM_PIECE bytes, and of the rest.
 

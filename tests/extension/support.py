@@ -12,6 +12,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARD = 0xA5
+# What the extension was built with, by the library that has to be loaded before it then.
+_PRELOADED = os.environ.get("LD_PRELOAD", "")
+SANITIZER = "address" if "libasan" in _PRELOADED else "thread" if "libtsan" in _PRELOADED else ""
 
 # Code that makes the extension `c` without shmsync, whose import of torch takes seconds and starts threads.
 _SPEC = importlib.util.find_spec("shmsync._C")
