@@ -32,8 +32,9 @@ from .errors import (
 )
 from .handle import Handle
 from .layout import Layout
+from .lease import Lease
 from .publisher import Publication, Publisher
-from .subscriber import Lease, Subscriber
+from .subscriber import Subscriber
 
 if TYPE_CHECKING:
     from .torchrl.updater import RPCWeightUpdater

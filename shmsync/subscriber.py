@@ -1,4 +1,4 @@
-"""The subscriber: a reader of a channel, and the leases it takes."""
+"""The subscriber: a reader of a channel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from tensordict import TensorDict
 from torch import Tensor, nn
 
 from . import forks, ids, roster, segment, slots, wire
@@ -26,7 +24,9 @@ from .errors import (
 )
 from .handle import Handle
 from .layout import Layout
+from .lease import Lease
 from .leases import Locks
+from .mapped import MappedData, MappedSlot
 from .pages import PrivatePages
 from .roster import RosterLine
 
@@ -37,71 +37,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 10.0
 _NO_DATA = memoryview(bytes(8)).cast("Q")
-
-
-class Lease:
-    """A hold on one slot: while it lasts, the publisher leaves these bytes alone.
-
-    ``weights``: a locked TensorDict over the shared slot, to be read and not written. ``version``: theirs.
-    It ends with its block or ``close()``, or, if some of its tensors outlive that, with the last of them.
-    Contract: copies nothing; blocks nobody; the kernel ends it if this process dies.
-    """
-
-    def __init__(self, subscriber: Subscriber, word: int) -> None:
-        self.version = slots.version_of(word)
-        mapped = subscriber._slot(slots.slot_of(word))
-        # A buffer object of its own: tensors keep it alive, and its end is the lease's end.
-        buffer, tensors = mapped.fresh_views(subscriber._layout())
-        end = weakref.finalize(buffer, subscriber._release_later, slots.slot_of(word), mapped)
-        end.atexit = False
-        self._weights: TensorDict | None = _nested(subscriber._layout(), tensors)
-
-    @property
-    def weights(self) -> TensorDict:
-        """The weights under their key paths. Raises ShmSyncError after the end of the lease."""
-        if self._weights is None:
-            raise ShmSyncError("The lease has ended; take another with subscriber.lease()")
-        return self._weights
-
-    def close(self) -> None:
-        """End the lease, at once if nobody else holds one of its tensors."""
-        self._weights = None
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class _MappedSlot:
-    """A slot in this process's memory: private, copy on write, with one tensor per leaf."""
-
-    def __init__(self, mapping: segment.Mapping | None, layout: Layout) -> None:
-        self.mapping = mapping
-        self.rebuild(layout)
-
-    def rebuild(self, layout: Layout) -> None:
-        self.tensors = segment.views(self.mapping.buffer if self.mapping else None, layout)
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """From and to which address it is mapped."""
-        return (self.mapping.address, self.mapping.address + self.mapping.nbytes) if self.mapping else (0, 0)
-
-    def moved(self) -> bool:
-        """Whether some tensor's storage has been moved out of the mapping (share_memory() does that in place)."""
-        return [tensor.data_ptr() for tensor in self.tensors] != self._addresses
-
-    def fresh_views(self, layout: Layout) -> tuple[Any, list[Tensor]]:
-        if self.mapping is None:
-            buffer: Any = np.zeros(1, np.uint8)  # an empty layout: nothing to keep alive but the lease itself
-            return buffer, segment.views(None, layout)
-        buffer = type(self.mapping.buffer).from_address(self.mapping.address)
-        return buffer, segment.views(buffer, layout)
 
 
 class Subscriber:
@@ -126,7 +61,7 @@ class Subscriber:
         self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._released: collections.deque[int] = collections.deque()
-        self._data: _Data | None = None
+        self._data: MappedData | None = None
         self._pages = PrivatePages()
         self._bindings: list[Any] = []
         self._used = 0
@@ -379,27 +314,27 @@ class Subscriber:
     def _layout(self) -> Layout:
         return self._data_now().head.layout
 
-    def _data_now(self) -> _Data:
+    def _data_now(self) -> MappedData:
         data = self._find_data()
         if data is None:
             raise ChannelClosed("The subscriber is closed")
         return data
 
-    def _look_for_data(self) -> _Data | None:
+    def _look_for_data(self) -> MappedData | None:
         """As `_find_data`, but a publisher that has ended before its first weights were mapped is no news."""
         try:
             return self._find_data()
         except PublisherGone:
             return None
 
-    def _find_data(self) -> _Data | None:
+    def _find_data(self) -> MappedData | None:
         if self._data is None and self._open and self._data_word[0]:
             with self._mutex:
                 if self._data is None:
-                    self._data = _Data(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
+                    self._data = MappedData(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
         return self._data
 
-    def _slot(self, slot: int) -> _MappedSlot:
+    def _slot(self, slot: int) -> MappedSlot:
         """The slot in this process's memory. Only under a lease: reading a slot without memory would give it some."""
         mapped = self._data_now().map(slot)
         if mapped.moved():
@@ -417,7 +352,7 @@ class Subscriber:
     def _run(self, steps: slots.Steps[int] | slots.Steps[None], point: Callable[[int], None] | None = None) -> Any:
         return slots.drive(steps, _Performer(self, self._data_now(), point).perform)
 
-    def _release_later(self, slot: int, mapped: _MappedSlot) -> None:
+    def _release_later(self, slot: int, mapped: MappedSlot) -> None:
         """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""
         self._released.append(slot)
         if self._mutex.acquire(blocking=False):
@@ -472,50 +407,10 @@ class Subscriber:
             )
 
 
-class _Data:
-    """DATA as a subscriber sees it: rows and slot table shared and read-only, slots mapped when first met."""
-
-    def __init__(self, pid: int, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
-        self.fd = segment.open_remote(pid, fd, os.O_RDONLY)
-        self._end = weakref.finalize(self, os.close, self.fd)
-        size = os.fstat(self.fd).st_size
-        first = os.pread(self.fd, wire.PAGE, 0)
-        self.head = wire.parse_data(os.pread(self.fd, wire.head_nbytes(first), 0), size)
-        if (self.head.nonce, self.head.slots, self.head.rows) != (ctl.nonce, ctl.slots, ctl.subscribers + 1):
-            raise ChannelCorrupt("The data segment is not the one that the control segment names")
-        self._top = segment.map_readonly(self.fd, 0, self.head.slots_offset)
-        self.rows = self._top.words(self.head.rows_offset, self.head.rows)
-        self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
-        own = slots.EVERYBODY if worker_id is None else worker_id + 1
-        self._own = own
-        self.holder = slots.Holder(rows=(slots.EVERYBODY,) if own == slots.EVERYBODY else (slots.EVERYBODY, own))
-        self.mapped: dict[int, _MappedSlot] = {}
-
-    def newest(self) -> int:
-        """The word that this subscriber follows."""
-        everybody, own = self.rows[0], self.rows[self._own]
-        return everybody if everybody > own else own
-
-    def slot_version(self, slot: int) -> int:
-        if slot >= self.head.slots:
-            raise ChannelCorrupt(f"A row points to slot {slot}, but the channel has {self.head.slots}")
-        return self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8)]
-
-    def map(self, slot: int) -> _MappedSlot:
-        mapped = self.mapped.get(slot)
-        if mapped is None:
-            mapping = None
-            if self.head.layout.slot_nbytes:
-                mapping = segment.map_private(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
-                mapping.populate(segment.MADV_POPULATE_READ)
-            mapped = self.mapped[slot] = _MappedSlot(mapping, self.head.layout)
-        return mapped
-
-
 class _Performer:
     """Performs the subscriber's operations of the slot protocol on real words and locks."""
 
-    def __init__(self, subscriber: Subscriber, data: _Data, point: Callable[[int], None] | None) -> None:
+    def __init__(self, subscriber: Subscriber, data: MappedData, point: Callable[[int], None] | None) -> None:
         self._subscriber, self._data = subscriber, data
         self._deadline = 0.0
         self.enter = subscriber._mutex.acquire
@@ -543,22 +438,6 @@ class _Performer:
                 f"not be leased for {_PATIENCE_SECONDS} s"
             )
         time.sleep(0)
-
-
-def _nested(layout: Layout, tensors: list[Tensor]) -> TensorDict:
-    flat = {key: tensor for leaf, tensor in zip(layout, tensors, strict=True) for key in leaf.keys}
-    tree: dict[str, Any] = {}
-    for key, tensor in flat.items():
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                return TensorDict(flat).lock_()  # `a` and `a.b` are both leaves: no nesting shows that
-        if name in node:
-            return TensorDict(flat).lock_()
-        node[name] = tensor
-    return TensorDict(tree).lock_()
 
 
 def _close(locks: Locks, pages: PrivatePages) -> None:

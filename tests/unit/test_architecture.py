@@ -25,6 +25,7 @@ LEVELS: list[set[str]] = [
     {"slots"},
     {"segment", "pages", "leases", "roster"},
     {"copying", "device"},
+    {"mapped", "lease"},
     {"publisher", "subscriber"},
     {"targets", "binding"},
     {"remote"},
@@ -57,6 +58,7 @@ ONLY: dict[str, set[str]] = {
 # Imports against the direction, each with its reason: inside a function or for type checkers, never when the module is
 # loaded.
 DEFERRED: dict[str, set[str]] = {
+    "lease": {"subscriber"},  # a lease knows its subscriber, for type checkers only
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected
 }

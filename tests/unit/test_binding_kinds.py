@@ -4,6 +4,7 @@ Mutants: gate `forward` only (hooks then run on the old version); bind the model
 forwards by module instead of by binding.
 """
 
+import contextlib
 import threading
 import time
 import warnings
@@ -14,7 +15,7 @@ from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from shmsync import LayoutMismatch
+from shmsync import BindingError, LayoutMismatch
 from tests.helpers.models import fill, snapshot, uniform
 
 modes = pytest.mark.parametrize("mode", ["map", "copy"])
@@ -232,6 +233,29 @@ def test_a_forward_that_calls_another_model_stays_on_its_version(publisher, subs
     publish()
     for k in (1.0, 2.0, 3.0):
         assert uniform(worker["actor"](torch.zeros(1, 2))) == 2 * k * k + k
+
+
+@pytest.mark.parametrize("first", ["whole", "part"])
+def test_a_part_of_a_bound_module_cannot_switch_in_its_forward(publisher, subscriber, first) -> None:
+    """Bound once with the whole and once by itself: that is refused, or one forward is of one version all the same."""
+
+    class Pushing(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> set[float]:
+            seen = {uniform(self[0])}
+            channel.publish(fill(source, channel.version + 1))
+            self[1](x)
+            return seen | {uniform(self[1]), uniform(self[0])}
+
+    source, worker = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), Pushing(nn.Linear(2, 2), nn.Linear(2, 2))
+    channel = publisher(source)
+    channel.publish(fill(source, 1))
+    whole, part = subscriber(channel), subscriber(channel)
+    bindings = [lambda: whole.bind(worker), lambda: part.bind({"1": worker[1]})]
+    for bind in bindings if first == "whole" else bindings[::-1]:
+        with contextlib.suppress(BindingError):
+            bind()
+    for _ in range(3):
+        assert len(worker(torch.ones(1, 2))) == 1
 
 
 def test_threads_share_a_binding_without_tearing(publisher, subscriber) -> None:
