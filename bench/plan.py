@@ -46,15 +46,15 @@ def _step(cell: Any, rivals: list[str]) -> Step:
 _QUICK: list[Any] = [
     copy.Cell("copy", "kb200", 15),
     copy.Cell("copy", "mlp4", 15),
-    copy.Cell("copy", "leaves200", 9),
-    copy.Cell("copy", "pieces2000", 9),
+    copy.Cell("copy", "leaves200", 7),
+    copy.Cell("copy", "pieces2000", 7),
     push.Cell("cartpole", 2, 9),
     push.Cell("mlp4", 2, 15, busy=3, steady=1, steady_seconds=1.0),
     push.Cell("transformer38", 2, 5, busy=1),
     push.Cell("leaves200", 8, 5, busy=2, busy_pushes=1, steady=1, steady_seconds=1.5),
-    subscribers.Cell("leaves200", (1, 8, 32), 9),
+    subscribers.Cell("leaves200", (1, 8, 32), 7),
     micro.Cell(7),
-    collector.Cell(3, 4),
+    collector.Cell(3, 3),
 ]
 
 _FULL: list[Any] = [
