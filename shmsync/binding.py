@@ -141,10 +141,9 @@ class Binding:
     def _take_over(self) -> None:
         """A module that is bound already moves to this binding."""
         with _registry_lock:
+            for old in _overlapping(self._models):
+                old.unbind()
             for module in self._models.values():
-                old = binding_of(module)
-                if old is not None and old is not self:
-                    old.unbind()
                 forget = functools.partial(_forget, id(module))
                 _bindings[id(module)] = weakref.ref(module, forget), weakref.ref(self)
 
@@ -243,6 +242,27 @@ def binding_of(module: nn.Module) -> Binding | None:
     """The binding that a module belongs to now."""
     known = _bindings.get(id(module))
     return known[1]() if known is not None and known[0]() is module else None
+
+
+def _overlapping(models: Mapping[str, nn.Module]) -> list[Binding]:
+    """The bindings of these modules and of their parts, which move to a new binding of them.
+
+    Raises BindingError if a bound module has only some parts in common with them: two gates over one parameter could
+    switch it in the middle of each other's forwards.
+    """
+    parts = {id(part) for module in models.values() for part in module.modules()}
+    bound = [(module(), binding()) for module, binding in list(_bindings.values())]
+    moving = [binding for module, binding in bound if binding is not None and id(module) in parts]
+    for module, binding in bound:
+        if module is None or binding is None or binding in moving:
+            continue
+        shared = [path or "itself" for path, part in module.named_modules() if id(part) in parts]
+        if shared:
+            raise BindingError(
+                f"A {type(module).__qualname__} that is bound already shares `{shared[0]}` with the module to bind. "
+                "Unbind that one first, or bind both in one call, so that they switch together"
+            )
+    return moving
 
 
 def _forget(key: int, gone: weakref.ref[nn.Module]) -> None:
