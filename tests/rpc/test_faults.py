@@ -230,8 +230,8 @@ def close_and_shut_down(world: SimpleNamespace) -> Any:
 
 
 def test_an_end_without_close(fresh_trainer: Trainer) -> None:
-    """The trainer leaves with its updater open: no traceback, nobody hangs. Mutant: a `__del__` that still sends
-    messages."""
+    """The trainer leaves with its updater open: no traceback, nobody hangs. Mutant: let the publisher's finalizer
+    raise."""
     trainer = fresh_trainer
     trainer.do(start)
     assert trainer.do(shut_down) == [0, 0, 0]

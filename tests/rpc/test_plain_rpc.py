@@ -198,23 +198,26 @@ def push_to_one_that(world: SimpleNamespace, owned: Any) -> Any:
         return str(caught.value), [ask(world, worker, bound_version) for worker in (0, 2)]
 
 
-def test_a_worker_that_changed_its_object_gets_the_update(trainer: Trainer) -> None:
-    """Another updater for another object in the same worker; the old object keeps what it had. Two channels at
-    once. Mutant: know attachments by the worker's number alone."""
-    assert trainer.do(serve_two_objects) == ([(1.0, 1.0)] * 3, [(2.0, 2.0)] * 3)
+def test_two_channels_serve_two_objects_of_the_same_workers(trainer: Trainer) -> None:
+    """A second updater for other objects takes nothing from the first. Mutant: know attachments by the worker's number
+    alone."""
+    assert trainer.do(serve_two_objects) == ([(3.0, 3.0)] * 3, [(2.0, 2.0)] * 3)
 
 
 def serve_two_objects(world: SimpleNamespace) -> Any:
     own(world)
-    first_rrefs = world.rrefs
-    with updater(world):
+    first_policy, first_rrefs = world.policy, world.rrefs
+    with updater(world, notify="memory") as first:  # no message would attach them again
         push(world, 1.0)
         own(world)
         with updater(world):
             push(world, 2.0)
-            second = everywhere(world, weights_of)
-        world.rrefs = first_rrefs
-        return everywhere(world, weights_of), second
+            world.policy, world.rrefs, second_rrefs = first_policy, first_rrefs, world.rrefs
+            world.updater = first
+            push(world, 3.0)
+            seen = everywhere(world, run_forward)
+            world.rrefs = second_rrefs
+            return seen, everywhere(world, run_forward)
 
 
 def test_an_exception_in_the_block_comes_out_and_push_after_it_says_closed(trainer: Trainer) -> None:

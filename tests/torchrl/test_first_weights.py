@@ -70,10 +70,15 @@ def test_with_a_factory_and_without_a_push_the_workers_use_their_own(start: Star
     assert trainer.do(collect).actions == [8.0]
 
 
-def test_with_a_factory_an_async_collector_has_the_first_push_from_the_second_batch_on(start: Start) -> None:
-    """Its first batch is asked for while it is built. One worker, so that the order of batches is known. Mutant: let
-    a subscriber that has found no weights never look for them again."""
+@pytest.mark.parametrize("own_batches", [0, 1])
+def test_with_a_factory_an_async_collector_has_the_first_push_from_the_second_batch_on(
+    start: Start, own_batches: int
+) -> None:
+    """One batch has been begun before it, the first one while the collector was built. One worker, so that the order of
+    batches is known. Mutant: let a binding that was made before there were weights never switch."""
     trainer = start(factory=zeros, sync=False, workers=1)
+    for _ in range(own_batches):
+        assert trainer.do(collect).actions == [0.0]
     trainer.do(push)
     trainer.do(collect)
     assert trainer.do(collect).actions == [7.0]
