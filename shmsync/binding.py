@@ -156,9 +156,9 @@ class Binding:
         with torch.inference_mode(False):
             self._subscriber.switch(self._bound, self._point)
 
-    def _point(self, tensors: list[Tensor], begin: int, end: int) -> None:
+    def _point(self, tensors: list[Tensor], addresses: list[int], span: tuple[int, int]) -> None:
         assert self._targets is not None
-        self._aliases = self._targets.point(tensors, begin, end)
+        self._aliases = self._targets.point(tensors, addresses, span)
 
     def _resolve(self) -> None:
         layout = self._subscriber.layout

@@ -7,23 +7,49 @@ import weakref
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from . import segment, slots, wire
 from .errors import ChannelCorrupt
 from .layout import Layout
 
+# Not public, but torch's CUDA graph trees stand on it. Without it no slot is ever known to be clean.
+_storage_users: Any = getattr(torch._C, "_storage_Use_Count", None)
+
 
 class MappedSlot:
-    """A slot in this process's memory: private, copy on write, with one tensor per leaf."""
+    """A slot in this process's memory: private, copy on write, with one tensor per leaf.
+
+    ``clean``: it is known to have no private page. ``leases``: how often it was taken into use.
+    """
 
     def __init__(self, mapping: segment.Mapping | None, layout: Layout) -> None:
         self.mapping = mapping
+        self.clean, self.leases = False, 0
+        self._users: list[int] | None = None
         self.rebuild(layout)
+        self._users = self._count_users()
 
     def rebuild(self, layout: Layout) -> None:
         self.tensors = segment.views(self.mapping.buffer if self.mapping else None, layout)
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._users = None  # the old storages may still be written through, uncounted
+
+    def taken(self) -> bool:
+        """It is taken into use now, by the first in this process. Whether it is clean; from here on it need not be."""
+        clean, self.clean = self.clean, False
+        self.leases += 1
+        return clean
+
+    def reachable(self) -> bool:
+        """Whether anything but this object has a tensor over its memory: a parameter, an alias of one, an array."""
+        return self._users is None or self._count_users() != self._users
+
+    def _count_users(self) -> list[int] | None:
+        if _storage_users is None:
+            return None
+        return [_storage_users(tensor.untyped_storage()._cdata) for tensor in self.tensors]
 
     @property
     def span(self) -> tuple[int, int]:
@@ -32,7 +58,7 @@ class MappedSlot:
 
     def moved(self) -> bool:
         """Whether some tensor's storage has been moved out of the mapping (share_memory() does that in place)."""
-        return [tensor.data_ptr() for tensor in self.tensors] != self._addresses
+        return list(map(Tensor.data_ptr, self.tensors)) != self.addresses
 
     def fresh_views(self, layout: Layout) -> tuple[Any, list[Tensor]]:
         if self.mapping is None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import forks, ids, roster, segment, slots, wire
+from .bell import Bell
 from .copying import Filler
 from .errors import (
     ChannelClosed,
@@ -157,6 +158,14 @@ class Publisher:
         self._check_open()
         return self._control.roster()
 
+    def answers(self) -> dict[int, tuple[int, int]]:
+        """By worker that listens to the bell: the version in use, and the version that it answered for.
+
+        Contract: a look without a system call; the last answer of a worker that has died stays.
+        """
+        self._check_open()
+        return self._control.answers()
+
     def stats(self) -> dict[str, int]:
         """Counters: version, slots with memory, bytes of one slot and of all, subscribers."""
         self._check_open()
@@ -236,6 +245,7 @@ class _Control:
         self.store: _Store | None = None
         self._fd = segment.create("ctl", self.head.nbytes)
         self.mapping = segment.map_shared(self._fd, 0, self.head.nbytes)
+        self.bell = Bell(self.mapping)
         raw = wire.pack_ctl(self.head)
         memoryview(self.mapping.buffer).cast("B")[: len(raw)] = raw
         self.locks = Locks(segment.reopen(self._fd, os.O_RDWR))
@@ -251,6 +261,9 @@ class _Control:
     def roster(self) -> list[RosterLine]:
         return roster.read(self.mapping, self.locks, self.head.subscribers)
 
+    def answers(self) -> dict[int, tuple[int, int]]:
+        return roster.answers(self.mapping, self.head.subscribers)
+
     def abandon(self) -> None:
         """Close the descriptors and nothing else."""
         self.locks.close()
@@ -263,7 +276,8 @@ class _Control:
         if os.getpid() != pid:
             return
         self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
-        del self.mapping  # gone, even if somebody keeps the closed publisher
+        self.bell.ring()
+        del self.mapping, self.bell  # gone, even if somebody keeps the closed publisher
         if self.store is not None:
             self.store.close()
         self.locks.close()
@@ -299,6 +313,7 @@ class _Store:
             word = slots.drive(slots.publish(self.writer, rows, changed), self._perform)
         finally:
             self._given, self._token = {}, None
+            self._control.bell.ring()  # also after an exception: the push may have happened
         for spare in slots.spare_slots(self.writer):
             if slots.drive(slots.give_back(self.writer, spare), self._perform):
                 break  # one at a time: what is spare now may be needed by the next burst

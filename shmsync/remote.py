@@ -18,6 +18,7 @@ from torch import nn
 from .binding import Binding
 from .errors import BindingError, ChannelUnreachable, NotAttached, ShmSyncError
 from .handle import Handle
+from .listener import listen
 from .subscriber import Subscriber
 
 # What a worker answers: the version in use, and the newest version that it has seen ...
@@ -35,6 +36,9 @@ class Attachment(Protocol):
     def notified(self) -> Answer:
         """React to a notification: switch now if that is the right moment, and say which versions there are."""
 
+    def listen(self) -> None:
+        """From now on, answer to the channel's bell as to a notification. A second call does nothing."""
+
     def close(self) -> None:
         """Let the target go, with the values that it has."""
 
@@ -46,12 +50,20 @@ class ModuleAttachment:
         self._policy = _policy_of(target)
         self.target, self._subscriber = target, subscribe()
         self._binding: Binding = self._subscriber.bind(self._policy)
+        self._listener: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def listen(self) -> None:
+        with self._lock:
+            if self._listener is None:
+                self._listener = listen(self._subscriber, self.notified)
 
     def notified(self) -> Answer:
-        policy = _policy_of(self.target)
-        if policy is not self._policy:  # it was given another one
-            self._binding.unbind()
-            self._policy, self._binding = policy, self._subscriber.bind(policy)
+        with self._lock:
+            policy = _policy_of(self.target)
+            if policy is not self._policy:  # it was given another one
+                self._binding.unbind()
+                self._policy, self._binding = policy, self._subscriber.bind(policy)
         used = self._binding.refresh()
         return used, self._subscriber.seen
 
@@ -97,19 +109,24 @@ def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachmen
         raise
 
 
-def answer(attached: Callable[[], Attachment]) -> Answer | Failure:
-    """What an attachment says when it is notified, or the failure to say it."""
+def answer(attached: Callable[[], Attachment], listening: bool = False) -> Answer | Failure:
+    """What an attachment says when it is notified, or the failure to say it; ``listening``: from now on also to the
+    bell."""
     try:
-        return attached().notified()
+        attachment = attached()
+        if listening:
+            attachment.listen()
+        return attachment.notified()
     except ShmSyncError as error:
         return type(error).__name__, str(error)
     except Exception as error:
         return type(error).__name__, f"{error}\n{traceback.format_exc()}"
 
 
-def attach(rref: Any, handle_text: str, worker_id: int) -> Answer | Failure:
-    """RPC entry: attach the object that `rref` owns here, and answer as for a notification."""
-    return answer(lambda: attach_object(rref.local_value(), handle_text, worker_id))
+def attach(rref: Any, handle_text: str, worker_id: int, listening: bool = False) -> Answer | Failure:
+    """RPC entry: attach the object that `rref` owns here, and answer as for a notification; ``listening``: from now on
+    also to the bell."""
+    return answer(lambda: attach_object(rref.local_value(), handle_text, worker_id), listening)
 
 
 def notify(nonce: str, worker_id: int, version: int) -> Answer | Failure:

@@ -49,6 +49,14 @@ class OwnLine:
         words[_FIELDS["switches"]] += 1
         words[_FIELDS["switched_ns"]] = time.time_ns()
 
+    def answered(self, version: int) -> None:
+        """The bell was heard, and this is the newest version that was seen then; what can be done about it is done."""
+        self._words[_FIELDS["answered"]] = version
+
+    def left(self) -> None:
+        """This subscriber is gone, even if something still keeps the line."""
+        self._words[_FIELDS["answered"]] = self._words[_FIELDS["pid"]] = 0
+
     def ran(self, forwards: int) -> None:
         """How many forwards have begun."""
         self._words[_FIELDS["forwards"]] = forwards
@@ -78,6 +86,28 @@ def read(mapping: Mapping, locks: Locks, subscribers: int) -> list[RosterLine]:
     raw = bytes(memoryview(mapping.buffer).cast("B")[wire.PAGE : wire.PAGE + subscribers * wire.ROSTER_LINE.itemsize])
     table = np.frombuffer(raw, wire.ROSTER_LINE)
     return [_line(int(n), table[n]) for n in np.flatnonzero(table["pid"]) if locks.line_alive(int(n))]
+
+
+def answers(mapping: Mapping, subscribers: int) -> dict[int, tuple[int, int]]:
+    """By worker that listens to the bell: the version in use, and the version that it answered for.
+
+    Contract: no system call, so it may be the last answer of somebody who has died.
+    """
+    table = np.frombuffer(memoryview(mapping.buffer), wire.ROSTER_LINE, subscribers, wire.PAGE)
+    # What was answered is read first: it is written last.
+    answered = table["answered"].copy()
+    listening = np.flatnonzero(answered)
+    triples = zip(
+        table["worker"][listening].tolist(),
+        table["used"][listening].tolist(),
+        answered[listening].tolist(),
+        strict=True,
+    )
+    newest: dict[int, tuple[int, int]] = {}
+    for worker, used, version in triples:
+        if version >= newest.get(worker, (0, 0))[1]:
+            newest[worker] = used, version
+    return newest
 
 
 def _line(number: int, record: np.void) -> RosterLine:

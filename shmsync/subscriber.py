@@ -8,12 +8,15 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import forks, ids, roster, segment, slots, wire
+from . import forks, ids, roster, segment, slots, sweep, wire
+from .bell import Bell
 from .errors import (
     ChannelClosed,
     ChannelCorrupt,
@@ -36,6 +39,12 @@ if TYPE_CHECKING:
     from .binding import Binding
 
 _PATIENCE_SECONDS = 10.0
+# How often a wait looks whether the publisher still lives.
+_LOOK_SECONDS = 0.02
+# From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
+_SWEPT_NBYTES = 1 << 20
+# The sweeping thread's own: it may be at work while a subscriber closes its descriptor.
+_swept_pages = PrivatePages()
 _NO_DATA = memoryview(bytes(8)).cast("Q")
 
 
@@ -100,6 +109,7 @@ class Subscriber:
         finally:
             os.close(fd)
         self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
+        self.bell: Bell | None = Bell(self._ctl)
 
     # --- what there is to see
 
@@ -189,8 +199,12 @@ class Subscriber:
         """
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 50e-6
-        while (seen := self.seen) < version:
+        bell = self.bell
+        assert bell is not None
+        while True:
+            count = bell.count  # before the look at the rows
+            if (seen := self.seen) >= version:
+                return seen
             if not self.publisher_alive() and self.seen < version:
                 raise PublisherGone(
                     f"The publisher, pid {self.handle.pid}, has ended at version {self.seen}; version "
@@ -198,9 +212,8 @@ class Subscriber:
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise WaitTimeout(f"Expected version {version} within {timeout} s, got version {seen}")
-            time.sleep(pause)
-            pause = min(2 * pause, 2e-3)
-        return seen
+            left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
+            bell.wait(count, max(0.0, left))
 
     def refresh(self) -> int:
         """Let all bindings switch now, between two forwards; the version in use afterwards.
@@ -221,10 +234,15 @@ class Subscriber:
             binding.unbind()
         self._mutex.acquire()
         self._open = False
+        bell, line = self.bell, self._line
         # The roster's mapping holds the claim on the line.
-        self._line = self._ctl = None
+        self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
         self._leave()
+        if line is not None:
+            line.left()
+        if bell is not None:
+            bell.stir()  # who waits in this process finds it closed
 
     def __enter__(self) -> Subscriber:
         return self
@@ -246,8 +264,8 @@ class Subscriber:
             return False
         return data.newest() > word
 
-    def switch(self, bound: slots.Bound, point: Callable[[list[Tensor], int, int], None]) -> int:
-        """Move a binding to the newest slot; `point` gets its tensors, and from and to which address it is mapped."""
+    def switch(self, bound: slots.Bound, point: Callable[[list[Tensor], list[int], tuple[int, int]], None]) -> int:
+        """Move a binding to the newest slot; `point` gets its tensors, their addresses, and where it is mapped."""
         data = self._find_data()
         if data is None:
             return 0
@@ -255,11 +273,13 @@ class Subscriber:
 
         def pointed(word: int) -> None:
             mapped = self._slot(slots.slot_of(word))
-            point(mapped.tensors, *mapped.span)
+            point(mapped.tensors, mapped.addresses, mapped.span)
 
         word = self._run(slots.switch(data.holder, bound), pointed)
         if word != before:
             self._uses(slots.version_of(word))
+            if before and data.head.layout.slot_nbytes >= _SWEPT_NBYTES:
+                sweep.later(self.sweep, slots.slot_of(before))
         return word
 
     def release(self, bound: slots.Bound) -> None:
@@ -267,6 +287,29 @@ class Subscriber:
         if bound.word and self._data is not None:
             slot, bound.word = slots.slot_of(bound.word), 0
             self._run(slots.release(self._data.holder, slot))
+
+    def answer(self, version: int) -> None:
+        """Tell the publisher, without a message, that `version` was seen and all is done about it."""
+        line = self._line
+        if line is not None:
+            line.answered(version)
+
+    def sweep(self, slot: int) -> None:
+        """See whether a slot that was left has private pages. If something may still write there, say nothing.
+
+        It is not leased meanwhile, so its next lease is a later one; and once nothing reaches a slot that nobody has
+        leased, nothing can come to reach it.
+        """
+        with self._locked():
+            data = self._data
+            mapped = data.mapped.get(slot) if data is not None and slot not in data.holder.counts else None
+            leases = mapped.leases if mapped is not None else 0
+        if mapped is None or mapped.mapping is None or mapped.reachable():
+            return
+        found = _swept_pages.find(mapped.mapping)
+        if found is not None and not len(found):
+            with self._locked():
+                mapped.clean = mapped.leases == leases
 
     def ran(self) -> None:
         """Count a forward."""
@@ -298,7 +341,7 @@ class Subscriber:
         self._locks.close()
         self._locks, self._pages = self._for_child, PrivatePages()
         self._end = weakref.finalize(self, _close, self._locks, self._pages)
-        self._line = self._ctl = None
+        self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
         if self._open:
             self._join(self._listed)
@@ -309,7 +352,7 @@ class Subscriber:
         self._used = version
         if self._line is not None:
             self._line.saw(version)
-            self._line.switched(version)
+            self._line.switched(version)  # last: who waits for a worker looks at this
 
     def _layout(self) -> Layout:
         return self._data_now().head.layout
@@ -327,9 +370,17 @@ class Subscriber:
         except PublisherGone:
             return None
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._mutex.acquire()
+        try:
+            yield
+        finally:
+            self._leave()
+
     def _find_data(self) -> MappedData | None:
         if self._data is None and self._open and self._data_word[0]:
-            with self._mutex:
+            with self._locked():
                 if self._data is None:
                     self._data = MappedData(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
         return self._data
@@ -381,7 +432,7 @@ class Subscriber:
 
     def _drop_private(self, slot: int) -> None:
         mapped = self._data.mapped.get(slot) if self._data else None
-        if mapped is None or mapped.mapping is None:
+        if mapped is None or mapped.mapping is None or mapped.taken():
             return
         written = self._pages.drop(mapped.mapping)
         if written is not None and len(written) and not self._warned_written:

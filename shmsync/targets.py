@@ -6,7 +6,8 @@ always copied: a worker may write them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class Targets:
     def __init__(self, layout: Layout, models: Mapping[str, nn.Module], mode: str) -> None:
         self._layout, self._models, self._mode = layout, models, mode
         self._mapped: list[Target] = []
-        self._views: list[Tensor] | None = None
+        self._views: Sequence[Tensor] | None = None
         self._resolve()
         # Two Parameters over one memory are tied as well; once they are mapped, that can't be told any more.
         self._origin = {id(target.tensor): identity(target.tensor) for target in self._unique}
@@ -50,28 +51,28 @@ class Targets:
             return "map"
         return "copy" if self._copied or self._mode == "copy" else "map"
 
-    def point(self, tensors: list[Tensor], begin: int = 0, end: int = 0) -> Aliases:
+    def point(self, tensors: list[Tensor], addresses: list[int], span: tuple[int, int]) -> Aliases:
         """Give all targets the values of one version's tensors: mapped ones alias them, the others copy them.
 
-        The tensors are mapped from address `begin` to `end`. Returns what outputs must not alias from now on.
-        Raises BindingLost before anything has changed.
+        ``addresses``: where the tensors begin; ``span``: from and to which address they are mapped. Returns what
+        outputs must not alias from now on. Raises BindingLost before anything has changed.
         """
         self._follow_module()
         # Asking a tensor for its data makes another one: only at the first switch, and after a look at the module.
         before = self._views or [target.tensor.data for target in self._mapped]
-        views = [tensors[target.leaf] for target in self._mapped]
+        views = self._of_mapped(tensors)
         copied = self._copied + self._buffers
         try:
-            for target, view in zip(self._mapped, views, strict=True):
-                target.tensor.data = view
+            for parameter, view in zip(self._mapped_tensors, views, strict=True):
+                parameter.data = view
             copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
-            self._addresses = [view.data_ptr() for view in views] + _addresses(copied)
+            self._addresses = [*self._of_mapped(addresses), *map(Tensor.data_ptr, self._tensors[len(views) :])]
             self._views = views
-            return self._aliases(begin, end)
+            return self._aliases(span)
         except BaseException:
             # Also for an interrupt: the new slot's lease ends now, and nothing may point there.
-            for target, data in zip(self._mapped, before, strict=True):
-                target.tensor.data = data
+            for parameter, data in zip(self._mapped_tensors, before, strict=True):
+                parameter.data = data
             self._views = None
             raise
 
@@ -80,9 +81,9 @@ class Targets:
         self._views = None
         self._privatize(self._mapped)
 
-    def _aliases(self, begin: int, end: int) -> Aliases:
+    def _aliases(self, span: tuple[int, int]) -> Aliases:
         storages = {target.tensor.untyped_storage().data_ptr() for target in self._copied + self._buffers}
-        return Aliases(begin, end, frozenset(storages - {0}))
+        return Aliases(*span, frozenset(storages - {0}))
 
     def _resolve(self) -> None:
         """Match the modules' tensors, as they are now, with the leaves."""
@@ -93,9 +94,17 @@ class Targets:
         self._mapped = [t for t in unique if not t.place.is_buffer and self._maps(t)]
         self._copied = [t for t in unique if not t.place.is_buffer and not self._maps(t)]
         self._unique = self._mapped + self._copied + self._buffers
+        # What a switch goes through as fast as Python can: a policy has hundreds of them.
+        self._tensors = [t.tensor for t in self._unique]
+        self._mapped_tensors = [t.tensor for t in self._mapped]
+        self._of_mapped = _getter([t.leaf for t in self._mapped])
         self._views = None
-        self._watched = [(target.place.table, target.place.name, target.tensor) for target in self._all]
-        self._addresses = _addresses(self._unique)
+        self._watched = (
+            [t.place.table for t in self._all],
+            [t.place.name for t in self._all],
+            [t.tensor for t in self._all],
+        )
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
 
     def _matched(self) -> list[Target]:
         found, unexpected, differing = [], [], {}
@@ -161,15 +170,18 @@ class Targets:
                 private[key] = target.tensor.data.clone()
             target.tensor.data = private[key]
 
-    def _replaced(self) -> bool:
+    def _unchanged(self) -> bool:
+        """Whether the modules have the very tensors that were bound, where they were left."""
+        tables, names, tensors = self._watched
         try:
-            return any(table[name] is not tensor for table, name, tensor in self._watched)
+            same = all(map(operator.is_, map(operator.getitem, tables, names), tensors))
         except KeyError:
-            return True
+            return False
+        return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def _follow_module(self) -> None:
         """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
-        if _addresses(self._unique) == self._addresses and not self._replaced():
+        if self._unchanged():
             return
         before = self._mapped
         try:
@@ -184,8 +196,11 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}" + (" made in inference mode" if tensor.is_inference() else "")
 
 
-def _addresses(targets: list[Target]) -> list[int]:
-    return [target.tensor.data_ptr() for target in targets]
+def _getter(numbers: list[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """What picks these items of a list."""
+    if len(numbers) < 2:
+        return lambda items: [items[number] for number in numbers]
+    return operator.itemgetter(*numbers)
 
 
 def _check_ties(found: Iterable[Target]) -> None:

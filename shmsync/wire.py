@@ -70,13 +70,14 @@ CTL_HEAD = np.dtype(
         ("slots", "<u4"),
         ("data", "<u8"),  # descriptor number of DATA in the owner + 1; 0 = not made yet
         ("closed", "<u8"),  # 1 after an orderly close
+        ("bell", "<u8"),  # raised (its low 32 bits) after rows have moved and at close; a futex
     ]
 )
 ROSTER_LINE = np.dtype(
     {
-        "names": ["pid", "worker", "used", "seen", "forwards", "switches", "switched_ns", "wish", "name"],
-        "formats": ["<u8", "<i8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", f"S{NAME_NBYTES}"],
-        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64],
+        "names": ["pid", "worker", "used", "seen", "forwards", "switches", "switched_ns", "wish", "name", "answered"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", f"S{NAME_NBYTES}", "<u8"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64, 128],
         "itemsize": 256,
     }
 )
@@ -121,6 +122,7 @@ OPTIONAL, CAST = 1, 2
 
 CTL_DATA_OFFSET = offset_of(CTL_HEAD, "data")
 CTL_CLOSED_OFFSET = offset_of(CTL_HEAD, "closed")
+CTL_BELL_OFFSET = offset_of(CTL_HEAD, "bell")
 
 
 @dataclass(frozen=True)

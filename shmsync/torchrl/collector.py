@@ -16,6 +16,7 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError
+from ..listener import listen
 
 _log = logging.getLogger("shmsync")
 
@@ -57,6 +58,7 @@ class CollectorAttachment:
         self.target, self._subscriber = collector, subscribe()
         self._running = 0
         self._lock = threading.Lock()
+        self._listener: threading.Thread | None = None
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
         self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
         self._binding.at_entry(self._stamp)
@@ -68,6 +70,11 @@ class CollectorAttachment:
         if hasattr(collector, "policy_weights"):
             # It would keep the storages from before the binding alive, a second private copy of the weights.
             collector.policy_weights = TensorDict.from_module(policy)
+
+    def listen(self) -> None:
+        with self._lock:
+            if self._listener is None:
+                self._listener = listen(self._subscriber, self.notified)
 
     def notified(self) -> remote.Answer:
         with self._lock:
@@ -125,6 +132,9 @@ class OuterAttachment:
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe(listed=False)
 
+    def listen(self) -> None:
+        """No answer from here: the roster's lines are the inner processes'."""
+
     def notified(self) -> remote.Answer:
         worker = self._subscriber.worker_id
         inner = [line.used for line in self._subscriber.peers() if line.worker_id == worker]
@@ -147,6 +157,9 @@ class CopyingAttachment:
             self._subscriber.worker_id,
             type(collector).__name__,
         )
+
+    def listen(self) -> None:
+        """No answer but to messages: each is a copy to the inner processes, and two at once would be one too many."""
 
     def notified(self) -> remote.Answer:
         if self._subscriber.seen > self._passed_on:
@@ -175,6 +188,8 @@ def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
     raise BindingError(f"Expected a collector, a module, or an object with a policy, got {type(target).__qualname__}")
 
 
-def attach(rref: Any, handle_text: str, worker_id: int) -> remote.Answer | remote.Failure:
-    """RPC entry: attach the collector that `rref` owns here, and answer as for a notification."""
-    return remote.answer(lambda: remote.attach_object(rref.local_value(), handle_text, worker_id, attachment))
+def attach(rref: Any, handle_text: str, worker_id: int, listening: bool) -> remote.Answer | remote.Failure:
+    """RPC entry: `remote.attach` for a collector."""
+    return remote.answer(
+        lambda: remote.attach_object(rref.local_value(), handle_text, worker_id, attachment), listening
+    )

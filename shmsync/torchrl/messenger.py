@@ -1,4 +1,9 @@
-"""Notifications: one small RPC to each worker's process, all in parallel, awaited within one timeout."""
+"""Notifications: the channel's bell for workers that answer it, one small RPC for the others, all within one timeout.
+
+A worker that has attached listens to the bell and answers on the roster, in a tenth of the time that a message takes.
+Who does not answer soon, or did not the last time, gets a message: it attaches those that are not, and brings back what
+went wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import builtins
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed import rpc
@@ -18,42 +24,78 @@ from . import collector
 from .report import WorkerReport
 
 _TIMED_OUT = "ran for more than set timeout"
+# So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
+_BELL_SECONDS = 0.05
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
+
+Answers = Callable[[], dict[int, tuple[int, int]]]
+
+
+@dataclass
+class Round:
+    """One version's notifications: the messages sent, how many, and what the workers have reported so far."""
+
+    version: int
+    workers: list[int]
+    sent: int = 0
+    messages: dict[int, Any] = field(default_factory=dict)
+    reports: dict[int, WorkerReport] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> list[int]:
+        """Those that have not answered."""
+        return [worker for worker in self.workers if worker not in self.reports]
 
 
 class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
-    ``rref_of(worker)`` gives the RRef of a worker's collector. Contract: the messages carry a channel id and numbers.
+    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answers()``: see Publisher.answers. ``bell``: workers
+    listen to it. Contract: the messages carry a channel id and numbers.
     """
 
-    def __init__(self, handle: Handle, rref_of: Callable[[int], Any]) -> None:
-        self._handle, self._rref_of = handle, rref_of
+    def __init__(self, handle: Handle, rref_of: Callable[[int], Any], answers: Answers, bell: bool) -> None:
+        self._handle, self._rref_of, self._answers, self._bell = handle, rref_of, answers, bell
         self._attached: set[int] = set()
+        self._prompt: set[int] = set()  # answered the last ring
+        self._last: Round | None = None
         self._sizes: dict[int, int] = {}
 
-    def send(self, workers: Iterable[int], version: int, timeout: float) -> dict[int, Any]:
-        """Send to all of them without waiting; the futures by worker. What can't be sent is an exception in
-        its place."""
-        return {worker: self._send(worker, version, timeout) for worker in workers}
+    def begin(self, workers: Iterable[int], version: int, timeout: float) -> Round:
+        """After the bell has rung: send to those that may not have heard it, without waiting."""
+        if self._last is not None:  # which nobody may have finished
+            self._prompt -= set(self.look(self._last))
+        this = self._last = Round(version, list(workers))
+        self._send([worker for worker in this.workers if worker not in self._prompt], this, timeout)
+        return this
 
-    def collect(self, futures: dict[int, Any], version: int, deadline: float) -> dict[int, WorkerReport]:
-        """Wait for all of them. A worker that has been started anew is attached again, in the time that is left."""
-        reports = {worker: self._result(worker, future) for worker, future in futures.items()}
-        lost = [
-            w for w, report in reports.items() if isinstance(report.error, NotAttached) and deadline > time.monotonic()
-        ]
-        for worker, future in self.send(lost, version, deadline - time.monotonic()).items():
-            reports[worker] = self._result(worker, future)
-        return reports
+    def finish(self, this: Round, deadline: float) -> None:
+        """Wait for all answers. A worker that has been started anew is attached again, in the time that is left."""
+        ringing = time.monotonic() + _BELL_SECONDS
+        pause = _LOOK_SECONDS
+        while self.look(this):
+            now = time.monotonic()
+            if now > ringing:
+                self._send([w for w in this.silent if w not in this.messages], this, max(deadline - now, 1e-3))
+                pause = min(1.5 * pause, _LONGEST_LOOK_SECONDS)
+            time.sleep(pause)
+        lost = [w for w, report in this.reports.items() if isinstance(report.error, NotAttached)]
+        if lost and time.monotonic() < deadline:
+            self._send(lost, this, deadline - time.monotonic())
+            this.reports |= {worker: self._result(worker, this.messages[worker]) for worker in lost}
 
-    def peek(self, futures: dict[int, Any]) -> dict[int, WorkerReport]:
-        """What has been answered so far."""
-        return {
-            worker: self._result(worker, future)
-            if isinstance(future, BaseException) or future.done()
-            else WorkerReport()
-            for worker, future in futures.items()
-        }
+    def look(self, this: Round) -> list[int]:
+        """Take in what has been answered so far; who has not answered."""
+        answers = self._answers() if self._bell else {}
+        for worker in this.silent:
+            used, answered = answers.get(worker, (0, 0))
+            message = this.messages.get(worker)
+            if answered >= this.version and worker in self._attached:
+                this.reports[worker] = WorkerReport(in_use=used, seen=answered)
+                self._prompt.add(worker)
+            elif message is not None and (isinstance(message, BaseException) or message.done()):
+                this.reports[worker] = self._result(worker, message)
+        return this.silent
 
     def unattached(self, workers: Iterable[int]) -> list[int]:
         """Those that have not confirmed an attachment yet."""
@@ -75,15 +117,23 @@ class Messenger:
             if not isinstance(future, BaseException):
                 _outcome(future)
         self._attached.clear()
+        self._prompt.clear()
 
-    def _send(self, worker: int, version: int, timeout: float) -> Any:
+    def _send(self, workers: Iterable[int], this: Round, timeout: float) -> None:
+        for worker in workers:
+            # It has to earn it again that the next message waits for its answer to the bell.
+            self._prompt.discard(worker)
+            this.messages[worker] = self._message(worker, this.version, timeout)
+            this.sent += 1
+
+    def _message(self, worker: int, version: int, timeout: float) -> Any:
         if worker in self._attached:
             return self._call(worker, remote.notify, (self._handle.nonce, worker, version), timeout)
         try:
             rref = self._rref_of(worker)
         except Exception as error:
             return error
-        return self._call(worker, collector.attach, (rref, str(self._handle), worker), timeout)
+        return self._call(worker, collector.attach, (rref, str(self._handle), worker, self._bell), timeout)
 
     def _call(self, worker: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
         try:
@@ -96,6 +146,7 @@ class Messenger:
         answer = future if isinstance(future, BaseException) else _outcome(future)
         if isinstance(answer, BaseException):
             self._attached.discard(worker)
+            self._prompt.discard(worker)
             return WorkerReport(error=answer)
         self._attached.add(worker)
         return WorkerReport(in_use=answer[0], seen=answer[1])

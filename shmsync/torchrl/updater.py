@@ -17,7 +17,7 @@ from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher
 from .base import UpdaterBase
-from .messenger import Messenger
+from .messenger import Messenger, Round
 from .receiver import Receiver
 from .report import Lag, PushReport, WorkerReport
 
@@ -31,9 +31,9 @@ class RPCWeightUpdater(UpdaterBase):
     ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with torchrl's five arguments or none of
     them. Everything that is not given is taken from the collector when it is needed.
 
-    ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" sends each addressed worker one small
-    message and, with ``wait=True``, awaits its answer; "memory" sends nothing after a worker has attached, workers
-    see the news in shared memory at their next forward. ``dtype``: store floating leaves as this dtype.
+    ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" notifies each addressed worker and, with
+    ``wait=True``, awaits its answer: through shared memory from a worker that answers there, else by one small message
+    to its RRef; "memory" notifies nobody after a worker has attached, workers see the news at their next forward. ``dtype``: store floating leaves as this dtype.
     ``max_workers``: room for subscribers, inner processes included.
 
     Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
@@ -72,7 +72,7 @@ class RPCWeightUpdater(UpdaterBase):
         self._mutex = threading.RLock()
         self._closed = False
         self._report: PushReport | None = None
-        self._unanswered: dict[int, Any] = {}
+        self._round: Round | None = None
 
     @classmethod
     def from_policy(cls, policy: Any) -> RPCWeightUpdater | None:
@@ -103,8 +103,10 @@ class RPCWeightUpdater(UpdaterBase):
     def last_push(self) -> PushReport | None:
         """What the last push did; with ``wait=False`` its answers come in as they arrive."""
         with self._mutex:
-            if self._report is not None and self._unanswered and self._messenger is not None:
-                self._report.workers.update(self._messenger.peek(self._unanswered))
+            if self._report is not None and self._round is not None and self._messenger is not None:
+                if not self._closed:
+                    self._messenger.look(self._round)
+                self._report.workers.update(self._round.reports)
             return self._report
 
     def register_collector(self, collector: Any) -> None:
@@ -262,7 +264,9 @@ class RPCWeightUpdater(UpdaterBase):
         self._check_open()
         if self._publisher is None:
             self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
-            self._messenger = Messenger(self._publisher.handle, self._rref)
+            self._messenger = Messenger(
+                self._publisher.handle, self._rref, self._publisher.answers, self.notify == "rpc"
+            )
         if self.num_workers > self._publisher.max_subscribers:
             raise LimitError(
                 f"There are {self.num_workers} workers, but room for {self._publisher.max_subscribers}; "
@@ -279,7 +283,7 @@ class RPCWeightUpdater(UpdaterBase):
         publisher = self._open()
         done = publisher.publish(source, worker_ids=workers, partial=partial)
         self._report = PushReport(done.version, done.nbytes, done.leaves, {"copy": done.seconds})
-        self._unanswered = {}
+        self._round = None
         return done
 
     def _notify_workers(self, workers: list[int], source: Any, wait: bool) -> dict[int, BaseException]:
@@ -301,15 +305,14 @@ class RPCWeightUpdater(UpdaterBase):
         assert messenger is not None
         silent = self.notify == "memory" and not force
         told = messenger.unattached(workers) if silent else workers
-        futures = messenger.send(told, version, self.timeout)
         report = self._report or PushReport(version, 0, 0)
         self._report = report
         report.workers.update({worker: WorkerReport() for worker in workers})
-        report.notification_nbytes += len(told) * messenger.message_nbytes(version) if told else 0
+        self._round = messenger.begin(told, version, self.timeout)
         if wait:
-            report.workers.update(messenger.collect(futures, version, deadline))
-        else:
-            self._unanswered.update(futures)
+            messenger.finish(self._round, deadline)
+        report.workers.update(self._round.reports)
+        report.notification_nbytes += self._round.sent * messenger.message_nbytes(version) if self._round.sent else 0
         report.seconds["notify"] = report.seconds.get("notify", 0.0) + time.perf_counter() - begin
         return {w: report.workers[w].error for w in workers if report.workers[w].error is not None}  # type: ignore[misc]
 

@@ -11,17 +11,19 @@ SEGMENT = "/memfd:shmsync-"
 
 
 class Footprint(NamedTuple):
-    """Descriptors, mappings, bytes of shared memory behind this process's channels, and resident private bytes."""
+    """Descriptors, mappings of segments, bytes of shared memory behind this process's channels; all mappings, and
+    resident private bytes."""
 
     descriptors: int
-    mappings: int
+    segment_mappings: int
     shared_nbytes: int
+    mappings: int
     rss_nbytes: int
 
 
 def footprint() -> Footprint:
     gc.collect()
-    return Footprint(len(descriptors()), len(maps()), shared_nbytes(), rss_nbytes())
+    return Footprint(len(descriptors()), len(segment_maps()), shared_nbytes(), len(maps()), rss_nbytes())
 
 
 def descriptors() -> dict[int, str]:

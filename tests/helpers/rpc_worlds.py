@@ -148,6 +148,9 @@ def shut_down(world: SimpleNamespace) -> list[int | None]:
 
 def watch_messages(world: SimpleNamespace) -> None:
     """Record what RPC sends of shmsync's from now on: function, bytes and number of tensors of each message."""
+    if hasattr(world, "messages"):
+        world.messages.clear()
+        return
     world.messages = []
     pickled: dict[bytes, str] = {}
     serialize, send = api._default_pickler.serialize, api._invoke_rpc_python_udf
@@ -172,3 +175,36 @@ def messages(world: SimpleNamespace) -> list[tuple[str, int, int]]:
     found = list(world.messages)
     world.messages.clear()
     return found
+
+
+def break_switch(owned: Any) -> None:
+    """Run in a worker: from now on it raises whenever it is told to switch, by the bell or by a message."""
+    from shmsync import remote
+
+    def broken() -> int:
+        raise ValueError("broken on purpose")
+
+    for attachment in remote._attached.values():
+        attachment._binding.refresh = broken  # type: ignore[attr-defined]
+
+
+def mend_switch(owned: Any) -> None:
+    from shmsync import remote
+
+    for attachment in remote._attached.values():
+        attachment._binding.__dict__.pop("refresh", None)  # type: ignore[attr-defined]
+
+
+def deafen(owned: Any) -> None:
+    """Run in a worker: from now on it does not answer to the bell, so that it needs messages."""
+    from shmsync import remote
+
+    for attachment in remote._attached.values():
+        attachment._subscriber.answer = lambda version: None  # type: ignore[attr-defined]
+
+
+def undeafen(owned: Any) -> None:
+    from shmsync import remote
+
+    for attachment in remote._attached.values():
+        attachment._subscriber.__dict__.pop("answer", None)  # type: ignore[attr-defined]

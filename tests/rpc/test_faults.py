@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 from shmsync import ChannelClosed, PushError, PushTimeout
-from tests.helpers.rpc_worlds import ask, bound_version, everywhere, own, pid_of, push, shut_down, updater, weights_of
+from tests.helpers.rpc_worlds import (
+    ask,
+    bound_version,
+    break_switch,
+    everywhere,
+    mend_switch,
+    own,
+    pid_of,
+    push,
+    shut_down,
+    updater,
+    weights_of,
+)
 from tests.helpers.trainers import Trainer, wait_for
 
 TIMEOUT = 2.0
@@ -133,40 +145,25 @@ def test_a_worker_that_raises(trainer: Trainer) -> None:
     """The error names it and what it raised; the report has the others' versions; a retry for it alone brings it
     up. Mutant: let the first error end the push, before the others' answers are in."""
     trainer.do(start)
-    trainer.do(ask, 1, break_notify)
+    trainer.do(ask, 1, break_switch)
     error, _ = trainer.do(outcome, 2.0)
     assert type(error) is PushError
     assert (error.version, set(error.errors)) == (2, {1})
     assert "worker 1" in str(error)
     assert "broken on purpose" in str(error)
     assert trainer.do(report) == {0: 2, 1: None, 2: 2}
-    trainer.do(ask, 1, mend_notify)
+    trainer.do(ask, 1, mend_switch)
     assert trainer.do(outcome, 3.0, worker_ids=[1])[0] is None
     assert trainer.do(report) == {1: 3}
     assert trainer.do(everywhere, bound_version) == [2, 3, 2]
 
 
-def break_notify(owned: Any) -> None:
-    from shmsync import remote
-
-    def broken(*args: Any) -> None:
-        raise ValueError("broken on purpose")
-
-    remote.whole_notify, remote.notify = remote.notify, broken
-
-
-def mend_notify(owned: Any) -> None:
-    from shmsync import remote
-
-    remote.notify = remote.whole_notify
-
-
 def test_post_hooks_run_also_after_a_push_that_a_worker_did_not_confirm(trainer: Trainer) -> None:
     """The weights are published then. Mutant: raise before the hooks."""
     trainer.do(start)
-    trainer.do(ask, 2, break_notify)
+    trainer.do(ask, 2, break_switch)
     assert trainer.do(push_with_hook) == ["hook"]
-    trainer.do(ask, 2, mend_notify)
+    trainer.do(ask, 2, mend_switch)
 
 
 def push_with_hook(world: SimpleNamespace) -> list[str]:

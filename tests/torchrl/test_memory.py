@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from tests.helpers import collectors
 from tests.helpers.collectors import ask, collect, fill, net_policy, push
-from tests.helpers.rpc_worlds import messages, watch_messages
+from tests.helpers.rpc_worlds import deafen, messages, undeafen, watch_messages
 from tests.helpers.trainers import Trainer
 
 NBYTES = 64 * 2**20
@@ -90,8 +90,10 @@ def storages_of_policy_weights(collector: Any) -> int:
 
 
 def test_notifications_are_small(trainer: Trainer) -> None:
-    """For 64 MB and three workers: three messages under 512 bytes, none with a tensor. Mutant: send the weights
-    along."""
+    """For 64 MB and three workers that do not answer to the bell: three messages under 512 bytes, none with a tensor.
+    Mutant: send the weights along."""
+    for worker in range(3):
+        trainer.do(ask, worker, deafen)
     trainer.do(messages)
     report = trainer.do(push, 4.0)
     sent = trainer.do(messages)
@@ -99,6 +101,8 @@ def test_notifications_are_small(trainer: Trainer) -> None:
     assert [name for name, _, _ in sent] == ["notify"] * 3
     assert max(nbytes for _, nbytes, _ in sent) < 512
     assert [tensors for _, _, tensors in sent] == [0] * 3
+    for worker in range(3):
+        trainer.do(ask, worker, undeafen)
 
 
 def test_the_trainer_keeps_a_few_slots_whatever_the_number_of_pushes(trainer: Trainer) -> None:

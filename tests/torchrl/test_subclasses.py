@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from shmsync import PushError, RPCWeightUpdater
 from tests.helpers import collectors
 from tests.helpers.collectors import ask, collect, fill, net_policy, push, values
+from tests.helpers.rpc_worlds import break_switch, mend_switch
 from tests.helpers.trainers import Trainer
 
 
@@ -122,27 +123,12 @@ def push_but_skip(world: SimpleNamespace, worker_ids: Any) -> list[float]:
 def test_an_error_in_an_overridden_sync_does_not_keep_the_others_waiting(trainer: Trainer) -> None:
     """Worker 0 is tried first and fails; worker 1 is up to date, and the error names worker 0. Mutant: let the
     first error out."""
-    trainer.do(ask, 0, break_notify)
+    trainer.do(ask, 0, break_switch)
     with pytest.raises(PushError) as caught:
         trainer.do(push, 7.0)
     assert set(caught.value.errors) == {0}
     assert trainer.do(ask, 1, collectors.value_of) == 7.0
-    trainer.do(ask, 0, mend_notify)
-
-
-def break_notify(collector: Any) -> None:
-    from shmsync import remote
-
-    def broken(*args: Any) -> None:
-        raise ValueError("broken on purpose")
-
-    remote.whole_notify, remote.notify = remote.notify, broken
-
-
-def mend_notify(collector: Any) -> None:
-    from shmsync import remote
-
-    remote.notify = remote.whole_notify
+    trainer.do(ask, 0, mend_switch)
 
 
 def test_a_subclass_with_torchrls_keyword_only_signature_works(trainer: Trainer) -> None:

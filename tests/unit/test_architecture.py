@@ -20,14 +20,14 @@ import pytest
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"forks", "ids", "limits", "weights", "outputs", "gate"},
+    {"forks", "ids", "limits", "weights", "outputs", "gate", "sweep"},
     {"layout", "wire", "handle", "sources"},
     {"slots"},
-    {"segment", "pages", "leases", "roster"},
+    {"segment", "pages", "leases", "roster", "bell"},
     {"copying", "device"},
     {"mapped", "lease"},
     {"publisher", "subscriber"},
-    {"targets", "binding"},
+    {"targets", "binding", "listener"},
     {"remote"},
     {"torchrl.base", "torchrl.report"},
     {"torchrl.collector", "torchrl.receiver"},
@@ -44,6 +44,7 @@ BESIDE: dict[str, set[str]] = {
     "sources": {"layout"},
     "pages": {"segment"},
     "roster": {"segment", "leases"},
+    "bell": {"segment"},
     "binding": {"targets"},
     "torchrl.receiver": {"torchrl.collector"},
 }

@@ -1,0 +1,106 @@
+"""Workers answer to the channel's bell, without a message; those that do not get one."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.helpers.rpc_worlds import (
+    ask,
+    bound_version,
+    deafen,
+    everywhere,
+    messages,
+    own,
+    push,
+    undeafen,
+    updater,
+    watch_messages,
+)
+from tests.helpers.trainers import Trainer, wait_for
+
+
+def start(world: SimpleNamespace, **options: Any) -> None:
+    """Workers at version 2 that have answered the bell once."""
+    own(world)
+    updater(world, **options)
+    push(world, 1.0)
+    push(world, 2.0)
+    watch_messages(world)
+    messages(world)
+
+
+def pushed(world: SimpleNamespace, value: float, **options: Any) -> tuple[list[str], dict[int, Any]]:
+    """The messages of a push, and the versions in use and seen of its report."""
+    push(world, value, **options)
+    return [name for name, _, _ in messages(world)], report(world)
+
+
+def report(world: SimpleNamespace) -> dict[int, Any]:
+    return {w: (r.in_use, r.seen) for w, r in world.updater.last_push.workers.items()}
+
+
+def end(world: SimpleNamespace) -> None:
+    world.updater.close()
+
+
+def test_who_answers_the_bell_needs_no_message(trainer: Trainer) -> None:
+    """The push waits for the answers all the same. Mutants: send to everybody; do not wait for the bell's answers."""
+    trainer.do(start)
+    assert trainer.do(pushed, 3.0) == ([], {0: (3, 3), 1: (3, 3), 2: (3, 3)})
+    assert trainer.do(everywhere, bound_version) == [3, 3, 3]
+    assert trainer.do(pushed, 4.0, worker_ids=[1]) == ([], {1: (4, 4)})
+    assert trainer.do(everywhere, bound_version) == [3, 4, 3]
+    trainer.do(end)
+
+
+def test_who_does_not_answer_gets_a_message_until_it_answers_again(trainer: Trainer) -> None:
+    """Mutants: count on the roster alone; never trust a worker again that was silent once."""
+    trainer.do(start)
+    trainer.do(ask, 1, deafen)
+    for version in (3, 4):
+        assert trainer.do(pushed, float(version)) == (["notify"], dict.fromkeys(range(3), (version, version)))
+    trainer.do(ask, 1, undeafen)
+    trainer.do(pushed, 5.0)
+    wait_for(lambda: trainer.do(pushed, 6.0)[0] == [], "a push without a message")
+    trainer.do(end)
+
+
+def test_a_push_without_waiting_has_the_answers_later(trainer: Trainer) -> None:
+    """Also for those after it, and a worker that has not answered by the next push gets a message then. Mutant: trust
+    a worker for ever that has answered once."""
+    trainer.do(start)
+    assert trainer.do(pushed, 3.0, wait=False)[0] == []
+    wait_for(lambda: trainer.do(report) == dict.fromkeys(range(3), (3, 3)), "the answers")
+    trainer.do(ask, 2, deafen)
+    assert trainer.do(pushed, 4.0, wait=False)[0] == []
+    wait_for(lambda: trainer.do(report) == {0: (4, 4), 1: (4, 4), 2: (None, None)}, "the others' answers")
+    assert trainer.do(pushed, 5.0, wait=False)[0] == ["notify"]
+    wait_for(lambda: trainer.do(everywhere, bound_version) == [5, 5, 5], "the last version")
+    trainer.do(ask, 2, undeafen)
+    trainer.do(end)
+
+
+def test_in_memory_nobody_listens(trainer: Trainer) -> None:
+    """And nobody is waited for. Mutant: let workers listen whatever `notify` says."""
+    trainer.do(start, notify="memory")
+    assert trainer.do(everywhere, listeners) == [0, 0, 0]
+    assert trainer.do(pushed, 3.0) == ([], dict.fromkeys(range(3), (None, None)))
+    trainer.do(end)
+
+
+def listeners(owned: Any) -> int:
+    return sum(thread.name.startswith("shmsync-listener") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("rounds", [3])
+def test_a_listener_ends_with_its_channel(trainer: Trainer, rounds: int) -> None:
+    """Mutant: do not wake it when its subscriber closes, and look for that only at a ring."""
+    for _ in range(rounds):
+        trainer.do(start)
+        assert trainer.do(everywhere, listeners) == [1, 1, 1]
+        trainer.do(end)
+        wait_for(lambda: trainer.do(everywhere, listeners) == [0, 0, 0], "the end of the listeners")
