@@ -44,6 +44,10 @@ class Leaf:
         """The first of its names."""
         return self.keys[0]
 
+    def overlaps(self, span: tuple[int, int]) -> bool:
+        """Whether some of its bytes lie in a span, (begin, end), of the slot."""
+        return self.offset < span[1] and span[0] < self.offset + self.nbytes
+
 
 class Change(NamedTuple):
     """One leaf that a publish brings: its number in the layout, and the caller's tensor."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import forks, ids, roster, segment, slots, wire
 from .bell import Bell
+from .checksums import Checksums, hasher
 from .copying import Filler
 from .errors import (
     ChannelClosed,
@@ -55,9 +56,10 @@ class Publisher:
     together under one version. They fix the layout; nothing is published yet (version 0). None: the first published
     weights fix it. ``dtype``: store floating leaves as this dtype. ``max_subscribers``: how many may attach, and the
     bound of worker ids. ``max_slots``: None grows as far as ever needed. ``timeout``: seconds that a publish waits for
-    a slot once ``max_slots`` is reached. ``name``: for people.
+    a slot once ``max_slots`` is reached. ``checksum``: store checksums with each version, for ``Subscriber.verify``.
+    ``name``: for people.
 
-    Raises UnsupportedLeaf, LayoutError, OutOfSharedMemory.
+    Raises UnsupportedLeaf, LayoutError, OutOfSharedMemory; ShmSyncError for an option that can't be.
     Contract: copies nothing at construction; the caller's tensors are never moved, shared or changed. If this process
     dies, subscribers keep the weights that they hold, and the memory goes with the last of them.
     """
@@ -71,10 +73,11 @@ class Publisher:
         max_subscribers: int = 256,
         max_slots: int | None = None,
         timeout: float = 60.0,
+        checksum: bool = False,
         name: str | None = None,
     ) -> None:
-        _check_options(dtype, storage, max_subscribers, max_slots)
-        self._source, self._dtype, self._timeout = weights, dtype, timeout
+        _check_options(dtype, storage, max_subscribers, max_slots, checksum)
+        self._source, self._dtype, self._timeout, self._checksum = weights, dtype, timeout, checksum
         table = None if weights is None else flatten(weights)
         layout = None if table is None else build(table, dtype)
         self.name = name or f"publisher-{os.getpid()}"
@@ -86,7 +89,7 @@ class Publisher:
         self._finalizer = weakref.finalize(self, _Control.close, self._control, self._pid)
         forks.watch(self)
         if layout is not None:
-            self._store = self._control.define(layout, timeout)
+            self._store = self._control.define(layout, timeout, checksum)
 
     @property
     def handle(self) -> Handle:
@@ -139,7 +142,9 @@ class Publisher:
             raise LayoutMismatch("A partial publish completes the newest version, but nothing is published yet")
         store = self._store
         if store is None:
-            store = self._store = self._control.define(build(flatten(source), self._dtype), self._timeout)
+            store = self._store = self._control.define(
+                build(flatten(source), self._dtype), self._timeout, self._checksum
+            )
         changes, token = store.sources.changes(source, partial)
         return store.publish(rows, {change.leaf: change.tensor for change in changes}, token)
 
@@ -224,9 +229,13 @@ class Publisher:
             raise ChannelClosed(f"Publisher {self.name!r} is closed")
 
 
-def _check_options(dtype: torch.dtype | None, storage: str, max_subscribers: int, max_slots: int | None) -> None:
+def _check_options(
+    dtype: torch.dtype | None, storage: str, max_subscribers: int, max_slots: int | None, checksum: bool
+) -> None:
     if storage != "memfd":
         raise ShmSyncError(f"Expected storage='memfd', got {storage!r}")
+    if checksum:
+        hasher()
     if dtype is not None and not dtype.is_floating_point:
         raise ShmSyncError(f"Expected a floating dtype=, got {dtype}: only floating leaves are cast")
     if not 1 <= max_subscribers <= wire.MAX_SUBSCRIBERS:
@@ -252,9 +261,9 @@ class _Control:
         self.locks.own()
         self.handle = Handle.here(self._fd, self.head.nonce, self.head.epoch)
 
-    def define(self, layout: Layout, timeout: float) -> _Store:
+    def define(self, layout: Layout, timeout: float, checksum: bool) -> _Store:
         """Make DATA and let CTL name it."""
-        self.store = _Store(layout, self, timeout)
+        self.store = _Store(layout, self, timeout, checksum)
         self.mapping.words(wire.CTL_DATA_OFFSET, 1)[0] = self.store.fd + 1
         return self.store
 
@@ -287,8 +296,8 @@ class _Control:
 class _Store:
     """DATA: performs the operations of the slot protocol on real words, locks and bytes."""
 
-    def __init__(self, layout: Layout, control: _Control, timeout: float) -> None:
-        raw, self.head = wire.pack_data(layout, control.head)
+    def __init__(self, layout: Layout, control: _Control, timeout: float, checksum: bool) -> None:
+        raw, self.head = wire.pack_data(layout, control.head, checksum)
         check_file_size(self.head.nbytes)
         self.writer = slots.Writer(len(layout), control.head.slots)
         self.sources = Sources(layout)
@@ -299,6 +308,7 @@ class _Store:
         self._rows = self._top.words(self.head.rows_offset, self.head.rows)
         self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
         self._slots: dict[int, Filler] = {}
+        self._checksums: dict[int, Checksums] = {}
         self._given: dict[int, Tensor] = {}
         self._token: object = None
         self._written: list[int] = []
@@ -333,6 +343,9 @@ class _Store:
         self._rows[row] = word
 
     def store_slot_version(self, slot: int, version: int) -> None:
+        if version and slot in self._checksums:
+            leaves = (self.head.layout.leaves[number] for number in self._written)
+            self._checksums[slot].update((leaf.offset, leaf.offset + leaf.nbytes) for leaf in leaves)
         self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8)] = version
 
     def try_exclusive(self, slot: int) -> bool:
@@ -355,6 +368,8 @@ class _Store:
         mapping = segment.map_shared(self.fd, offset, nbytes)
         mapping.populate(segment.MADV_POPULATE_WRITE)
         self._slots[slot] = Filler(segment.views(mapping.buffer, self.head.layout))
+        if self.head.checksum:
+            self._checksums[slot] = Checksums(mapping, self.head.layout.slot_nbytes)
 
     def copy_in(self, slot: int, leaves: np.ndarray) -> None:
         numbers = leaves.tolist()
@@ -368,6 +383,7 @@ class _Store:
 
     def punch(self, slot: int) -> None:
         self._slots.pop(slot, None)
+        self._checksums.pop(slot, None)
         if self.head.slot_mapped_nbytes:
             segment.punch(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
 
@@ -386,5 +402,6 @@ class _Store:
 
     def close(self) -> None:
         self._slots.clear()
+        self._checksums.clear()
         del self._top, self._rows, self._versions
         os.close(self.fd)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,42 +54,49 @@ class Sources:
 
 
 class _Known:
+    """What a source was like. Its look is one of C loops, as many of them as a policy has hundreds of tables."""
+
     def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
         self.partial, self.changes = partial, changes
         self.token = object()  # not this object itself, which knows tensors
         # A module's tables do not refer to it; a TensorDict is its own table, and would keep itself alive here.
-        self._tables = list(_containers(source)) if isinstance(source, nn.Module) else None
-        self._entries = [list(table.items()) for table in _containers(source)]
+        self._tables = _Tables(source) if isinstance(source, nn.Module) else None
+        self._entries = (self._tables or _Tables(source)).entries()
         self._tensors = [change.tensor for change in changes]
         self._kinds = self._look()
 
     def unchanged(self, source: Any) -> bool:
         """Whether every table still has the very same entries, and every tensor its dtype, shape and stride."""
-        tables = self._tables if self._tables is not None else list(_containers(source))
-        if len(tables) != len(self._entries):
+        (counts, keys, values), before = (self._tables or _Tables(source)).entries(), self._entries
+        if counts != before[0] or keys != before[1] or len(values) != len(before[2]):
             return False
-        for table, before in zip(tables, self._entries, strict=True):
-            now = list(table.items())  # a TensorDict's len() is its batch size
-            if len(now) != len(before):
-                return False
-            for (key, value), (old_key, old_value) in zip(now, before, strict=True):
-                if value is not old_value or key != old_key:
-                    return False
-        return self._look() == self._kinds
+        return all(map(operator.is_, values, before[2])) and self._look() == self._kinds
 
     def _look(self) -> list[Any]:
-        return [_kind(tensor) for tensor in self._tensors]
+        """All that `.data = ` can change in a tensor that stays the same object, but its values."""
+        # The dispatch keys tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros.
+        keys = map(_raw, map(torch._C._dispatch_keys, self._tensors))
+        return list(zip(map(_type, self._tensors), map(Tensor.stride, self._tensors), keys, strict=True))
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """All that `.data = ` can change in a tensor that stays the same object, but its values."""
-    # The dispatch keys tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros.
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
-    return tensor.dtype, tensor.shape, tensor.stride(), keys
+_raw = operator.methodcaller("raw_repr")
+_type = operator.attrgetter("dtype", "shape")
+
+
+class _Tables:
+    """All tables in which something of a source could be added, taken away or replaced."""
+
+    def __init__(self, source: Any) -> None:
+        self._all = list(_containers(source))
+
+    def entries(self) -> tuple[list[int], list[str], list[Any]]:
+        """How many entries each table has, and all their keys and values."""
+        keys = [table.keys() for table in self._all]  # a TensorDict's len() is its batch size
+        values = chain.from_iterable([table.values() for table in self._all])
+        return list(map(len, keys)), list(chain.from_iterable(keys)), list(values)
 
 
 def _containers(source: Any) -> Iterator[Any]:
-    """All tables in which something of a source could be added, taken away or replaced."""
     if isinstance(source, TensorDictBase):
         yield source
         for value in source.values():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import forks, ids, roster, segment, slots, sweep, wire
 from .bell import Bell
+from .checksums import Checksums
 from .errors import (
     ChannelClosed,
     ChannelCorrupt,
@@ -224,6 +225,45 @@ class Subscriber:
         for binding in list(self._bindings):
             binding.refresh()
         return self._used
+
+    def verify(self) -> list[int]:
+        """Compare the weights that are leased here, and the newest, with the checksums that were published with them.
+
+        The versions that were compared. Raises ChannelCorrupt, naming the leaves that differ, NothingPublished, or
+        ShmSyncError if the publisher was made without ``checksum=True``.
+        Contract: reads every byte as forwards here see it; holds leases meanwhile; blocks nobody.
+        """
+        self._check_open()
+        data = self._find_data()
+        if data is not None and not data.head.checksum:
+            raise ShmSyncError("The channel has no checksums; make its Publisher with checksum=True")
+        newest = 0 if data is None else self._run(slots.acquire(data.holder))
+        if data is None or not newest:
+            raise NothingPublished("Nothing is published on the channel yet, so there is nothing to verify")
+        with self._locked():
+            held = list(data.holder.counts)
+            for slot in held:
+                data.holder.counts[slot] += 1
+        try:
+            return sorted(self._verify(data, slot) for slot in held)
+        finally:
+            for slot in [*held, slots.slot_of(newest)]:
+                self._run(slots.release(data.holder, slot))
+
+    def _verify(self, data: MappedData, slot: int) -> int:
+        mapped, version = self._slot(slot), data.slot_version(slot)
+        if mapped.mapping is None:
+            return version
+        differing = Checksums(mapped.mapping, data.head.layout.slot_nbytes).differing()
+        if differing:
+            private = self._pages.find(mapped.mapping)
+            ours = private is not None and any(begin <= page < end for begin, end in differing for page in private)
+            keys = [f"`{leaf.key}`" for leaf in data.head.layout if any(map(leaf.overlaps, differing))]
+            raise ChannelCorrupt(
+                f"Version {version} in slot {slot} is not what was published, in or beside {', '.join(keys[:8])}"
+                f"{' ...' if len(keys) > 8 else ''}: {_by_whom(ours)}"
+            )
+        return version
 
     def close(self) -> None:
         """Unbind all modules (they keep their values) and let go of the channel. A second call does nothing.
@@ -438,9 +478,7 @@ class Subscriber:
         if written is not None and len(written) and not self._warned_written:
             self._warned_written = True
             first, page = int(written[0]), os.sysconf("SC_PAGE_SIZE")
-            keys = [
-                leaf.key for leaf in self._layout() if leaf.offset < first + page and leaf.offset + leaf.nbytes > first
-            ]
+            keys = [leaf.key for leaf in self._layout() if leaf.overlaps((first, first + page))]
             warnings.warn(
                 f"This process (pid {self._pid}) wrote to shared weights near `{keys[0] if keys else '?'}`. "
                 "Nobody else saw that, "
@@ -489,6 +527,12 @@ class _Performer:
                 f"not be leased for {_PATIENCE_SECONDS} s"
             )
         time.sleep(0)
+
+
+def _by_whom(ours: bool) -> str:
+    if ours:
+        return "this process wrote there; the next version brings the published weights back"
+    return "another process, or a fault of the memory, has changed it; publish again"
 
 
 def _close(locks: Locks, pages: PrivatePages) -> None:

@@ -21,6 +21,7 @@ DATA, made with the first weights; subscribers open it read-only:
     row   = version << 16 | slot, one aligned u64, stored in one go; 0 = nothing yet
     row 0 is everybody's; row k + 1 is worker k's
     slot table entry: u64 version (0 = incomplete), the rest is reserved
+    slot: the leaves, each at a multiple of 64 bytes; with checksums, behind them one u64 per 4 MiB
 
 All numbers are little-endian. What a subscriber reads is copied first and then validated: `parse_*` accept any bytes.
 """
@@ -100,8 +101,11 @@ DATA_HEAD = np.dtype(
         ("slots_offset", "<u8"),
         ("slot_nbytes", "<u8"),
         ("slot_stride", "<u8"),
+        ("checksum_piece", "<u8"),  # bytes that one checksum is of; 0 = there are none
     ]
 )
+# A slot with checksums has them after its weights: one u64 per piece, XXH3 with 64 bits and seed 0.
+CHECKSUM_PIECE_NBYTES = 4 << 20
 SLOT_ENTRY_NBYTES = 64
 
 LEAF = np.dtype(
@@ -154,12 +158,13 @@ class DataHead:
     table_offset: int
     slots_offset: int
     slot_stride: int
+    checksum: bool
     layout: Layout
 
     @property
     def slot_mapped_nbytes(self) -> int:
         """The bytes of a slot that get memory: whole pages, less than the distance between two slots."""
-        return align(self.layout.slot_nbytes, PAGE)
+        return align(_room(self.layout.slot_nbytes, self.checksum), PAGE)
 
     def slot_offset(self, slot: int) -> int:
         """Where a slot begins in the segment."""
@@ -191,7 +196,16 @@ def parse_ctl(raw: bytes, nbytes: int) -> CtlHead:
     return head
 
 
-def pack_data(layout: Layout, ctl: CtlHead) -> tuple[bytes, DataHead]:
+def checksum_pieces(nbytes: int) -> int:
+    """How many checksums so many bytes have."""
+    return -(-nbytes // CHECKSUM_PIECE_NBYTES)
+
+
+def _room(slot_nbytes: int, checksum: bool) -> int:
+    return slot_nbytes + 8 * checksum_pieces(slot_nbytes) * checksum
+
+
+def pack_data(layout: Layout, ctl: CtlHead, checksum: bool = False) -> tuple[bytes, DataHead]:
     """The bytes of DATA in front of its slots (rows and slot table zeroed), and the head they encode."""
     leaves, names = _pack_layout(layout)
     rows_offset = PAGE
@@ -199,7 +213,7 @@ def pack_data(layout: Layout, ctl: CtlHead) -> tuple[bytes, DataHead]:
     leaves_offset = table_offset + ctl.slots * SLOT_ENTRY_NBYTES
     names_offset = leaves_offset + leaves.nbytes
     slots_offset = align(names_offset + len(names), SLOT_ALIGNMENT)
-    stride = align(max(layout.slot_nbytes, 1), SLOT_ALIGNMENT)
+    stride = align(max(_room(layout.slot_nbytes, checksum), 1), SLOT_ALIGNMENT)
     record = np.zeros((), DATA_HEAD)
     record["magic"], record["format"], record["leaves"] = DATA_MAGIC, FORMAT_VERSION, len(layout)
     record["nonce"], record["epoch"] = np.frombuffer(ctl.nonce, np.uint8), ctl.epoch
@@ -208,6 +222,7 @@ def pack_data(layout: Layout, ctl: CtlHead) -> tuple[bytes, DataHead]:
     record["rows_offset"], record["table_offset"] = rows_offset, table_offset
     record["leaves_offset"], record["names_offset"], record["names_nbytes"] = leaves_offset, names_offset, len(names)
     record["slots_offset"], record["slot_nbytes"], record["slot_stride"] = slots_offset, layout.slot_nbytes, stride
+    record["checksum_piece"] = CHECKSUM_PIECE_NBYTES * checksum
     raw = record.tobytes().ljust(leaves_offset, b"\0") + leaves.tobytes() + names
     return raw, parse_data(raw, int(record["nbytes"]))
 
@@ -240,7 +255,9 @@ def parse_data(raw: bytes, nbytes: int) -> DataHead:
     _want(number["names_offset"] == number["leaves_offset"] + leaves * LEAF.itemsize, "names_offset")
     _want(number["slots_offset"] == align(needed, SLOT_ALIGNMENT), "slots_offset")
     stride, slot_nbytes = number["slot_stride"], number["slot_nbytes"]
-    _want(stride == align(max(slot_nbytes, 1), SLOT_ALIGNMENT), "slot_stride")
+    _want(number["checksum_piece"] in (0, CHECKSUM_PIECE_NBYTES), "checksum_piece")
+    checksum = bool(number["checksum_piece"])
+    _want(stride == align(max(_room(slot_nbytes, checksum), 1), SLOT_ALIGNMENT), "slot_stride")
     _want(number["nbytes"] == nbytes == number["slots_offset"] + slots * stride, f"segment has {nbytes} bytes")
     table = np.frombuffer(raw, LEAF, leaves, number["leaves_offset"])
     names = raw[number["names_offset"] : needed]
@@ -255,6 +272,7 @@ def parse_data(raw: bytes, nbytes: int) -> DataHead:
         table_offset=number["table_offset"],
         slots_offset=number["slots_offset"],
         slot_stride=stride,
+        checksum=checksum,
         layout=layout,
     )
 

@@ -24,7 +24,7 @@ LEVELS: list[set[str]] = [
     {"layout", "wire", "handle", "sources"},
     {"slots"},
     {"segment", "pages", "leases", "roster", "bell"},
-    {"copying", "device"},
+    {"copying", "device", "checksums"},
     {"mapped", "lease"},
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
@@ -65,7 +65,7 @@ DEFERRED: dict[str, set[str]] = {
 }
 
 EXTENSION = "_C"
-MAY_IMPORT_EXTENSION = {"copying", "device", "shmsync"}
+MAY_IMPORT_EXTENSION = {"checksums", "copying", "device", "shmsync"}
 
 # Rows of the tables whose module is still to be written.
 PLANNED: set[str] = {"device", "cli", "__main__", "torchrl.schemes"}
