@@ -21,7 +21,7 @@ _TOLERANCE_NBYTES = 256 << 10
 # Fewer samples than this of a time say nothing about its spread.
 _ENOUGH = 5
 # What depends on how the benchmark was run, or follows from other series.
-_IGNORED = ("forwards while pushing", "pushes without pause", "messages")
+_IGNORED = ("forwards while pushing", "pushes without pause", "messages", "messages, workers silent")
 
 SAME, BETTER, WORSE, GONE, NEW = "no difference resolved", "better", "worse", "no longer measured", "new"
 

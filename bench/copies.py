@@ -77,15 +77,17 @@ class Roofline:
 
 
 class Publish:
-    """shmsync's Publisher without subscribers: the whole publish, and the copying in it where that can be told."""
+    """shmsync's Publisher without subscribers: the whole publish, and the copying in it where that can be told;
+    with checksums also their comparison."""
 
-    def __init__(self, workload: str, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, workload: str, dtype: torch.dtype | None = None, checksum: bool = False) -> None:
         from shmsync import Publisher, Subscriber
 
         self._policy = ProbePolicy(ALL[workload])
-        self._publisher = Publisher(self._policy, dtype=dtype)
+        options = {"checksum": True} if checksum else {}
+        self._publisher = Publisher(self._policy, dtype=dtype, **options)
         self._subscriber = Subscriber(self._publisher.handle)
-        self._dtype = dtype
+        self._dtype, self._checksum = dtype, checksum
         self._version = 0
 
     def copy(self, buffers: int) -> Seconds:
@@ -98,7 +100,8 @@ class Publish:
             found = list(lease.weights.flatten_keys(".").values())
         expected = [leaf if self._dtype is None else leaf.to(self._dtype) for leaf in self._policy.leaves()]
         _check(found, expected, "shmsync")
-        return {"publish": seconds, **({"copying": sum(copying)} if copying else {})}
+        times = {"publish": seconds, **({"copying": sum(copying)} if copying else {})}
+        return times | ({"verify": timed(self._subscriber.verify)} if self._checksum else {})
 
     def slots(self) -> int:
         """How many slots it rotates over."""

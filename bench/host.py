@@ -82,10 +82,13 @@ class Host:
         self.check()
         return counts
 
-    def messages(self) -> dict[str, float] | None:
-        """Messages of one push, and their bytes; None if this rival's can't be counted here."""
+    def messages(self, doubt: bool = False) -> dict[str, float] | None:
+        """Messages of one push, and their bytes; None if this rival's can't be counted here. ``doubt``: as if no worker
+        had answered the push before."""
         if not self.rival.countable:
             return None
+        if doubt:
+            self.rival.doubt()
         self._fill_next()
         with counted() as counter:
             self.rival.send()

@@ -93,8 +93,8 @@ def _standing(results: Results) -> Iterator[str]:
     quiet = results.find(Key("push", "cartpole", 2, "shmsync-memory", "push"))
     if small is not None and quiet is not None:
         yield (
-            f"For a tiny policy (18 KB) an awaited push is the time of an RPC, {quantity(small.spread.median, 's')}; "
-            f"only notify=memory avoids that ({quantity(quiet.spread.median, 's')}), and then nobody confirms."
+            f"For a tiny policy (18 KB) an awaited push takes {quantity(small.spread.median, 's')}: sleeping workers "
+            f"wake up to answer. With notify=memory it takes {quantity(quiet.spread.median, 's')}, nobody confirms."
         )
 
 

@@ -3,6 +3,7 @@
 TITLES: dict[str, str] = {
     "shmsync": "shmsync",
     "shmsync-memory": "shmsync, notify=memory",
+    "shmsync-checksum": "shmsync, checksum=True",
     "torchrl-updater": "torchrl RPCWeightUpdater",
     "torchrl-rpc-scheme": "torchrl RPCWeightSyncScheme",
     "torchrl-shared-mem": "torchrl SharedMemWeightSyncScheme",

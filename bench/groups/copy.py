@@ -15,7 +15,7 @@ from ..results import ROOFLINE, Key, Results
 from ..workloads import ALL
 
 # (source + buffers) of each member, in multiples of the weights; a half for bf16.
-_FOOTPRINT = {"copy": 6 + 4 + 4, "cast": 4 + 4}
+_FOOTPRINT = {"copy": 6 + 4 + 4 + 4, "cast": 4 + 4}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def _members(cell: Cell) -> dict[str, Any]:
     return {
         ROOFLINE: (Roofline, cell.workload),
         "shmsync": (Publish, cell.workload),
+        "shmsync-checksum": (Publish, cell.workload, None, True),
         "torch": (ListCopy, cell.workload),
     }
 

@@ -114,10 +114,12 @@ def _steady(cell: Cell, results: Results, name: str, child: Child) -> None:
 
 
 def _messages(cell: Cell, results: Results, name: str, child: Child) -> None:
-    counted = None if name == ROOFLINE else child.call("messages")
-    if counted is not None:
-        results.add(Key("push", cell.workload, cell.workers, name, "messages"), "1", counted["messages"])
-        results.add(Key("push", cell.workload, cell.workers, name, "message bytes"), "B", counted["nbytes"])
+    for doubt, whose in ((False, ""), (True, ", workers silent")):
+        counted = None if name == ROOFLINE or (doubt and name != "shmsync") else child.call("messages", doubt)
+        if counted is not None:
+            where = Key("push", cell.workload, cell.workers, name, "")
+            results.add(where._replace(metric="messages" + whose), "1", counted["messages"])
+            results.add(where._replace(metric="message bytes" + whose), "B", counted["nbytes"])
 
 
 def _memory(cell: Cell, results: Results, name: str, child: Child) -> None:

@@ -54,6 +54,9 @@ class Rival:
         """Push the policy's weights to all workers. This is what is timed."""
         raise NotImplementedError
 
+    def doubt(self) -> None:
+        """Let the next push send what it sends to workers that do not answer by themselves."""
+
     def slots(self) -> int:
         """Buffers that pushes rotate over; 1 where they write in place."""
         return 1

@@ -37,6 +37,9 @@ class ShmSync(Rival):
     def send(self) -> None:
         self.updater.push_weights()
 
+    def doubt(self) -> None:
+        self.updater._messenger._prompt.clear()
+
     def slots(self) -> int:
         return self.updater._publisher.stats()["slots"]
 

@@ -61,9 +61,9 @@ def test_a_notification_is_small_and_of_one_size(nbytes: tuple[int, int], expect
     """Bytes of two messages each, then four. Mutant: bytes per push instead of per message."""
     made = Results()
     for workload, sent, messages in (("cartpole", nbytes[0], 2), ("leaves200", nbytes[1], 4)):
-        key = Key("push", workload, messages, "shmsync", "message bytes")
+        key = Key("push", workload, messages, "shmsync", "message bytes, workers silent")
         made.add(key, "B", sent)
-        made.add(key._replace(metric="messages"), "1", messages)
+        made.add(key._replace(metric="messages, workers silent"), "1", messages)
     assert verdict(made, "notification", "512") == expected
 
 
