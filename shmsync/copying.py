@@ -61,11 +61,17 @@ class Filler:
         self.views = views
         self._last: _Planned | None = None
 
-    def fill(self, leaves: Sequence[int], sources: Sequence[Tensor], token: object = None) -> None:
+    def fill(
+        self,
+        leaves: Sequence[int],
+        sources: Sequence[Tensor],
+        token: object = None,
+        addresses: Sequence[int] | None = None,
+    ) -> None:
         """Copy `sources` into the leaves of these numbers.
 
         ``token``: the same object as last time says that leaves, dtypes, shapes and strides are as they were then; only
-        addresses are looked up again.
+        addresses are looked up again, unless they are given.
         """
         if not leaves:
             return
@@ -74,7 +80,9 @@ class Filler:
             planned = self._plan(leaves, sources, token)
             self._last = planned if token is not None else None
         if planned.plan is not None:
-            planned.plan.run(array("Q", [sources[i].data_ptr() for i in planned.quick]))
+            if addresses is None or planned.rest:
+                addresses = [sources[i].data_ptr() for i in planned.quick]
+            planned.plan.run(array("Q", addresses))
         else:
             for i in planned.quick:
                 view = self.views[leaves[i]]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from . import forks, ids, roster, segment, slots, wire
 from .bell import Bell
@@ -35,7 +34,7 @@ from .layout import Layout, build
 from .leases import Locks
 from .limits import check_file_size, check_growth
 from .roster import RosterLine
-from .sources import Sources
+from .sources import Changes, Sources
 from .weights import flatten
 
 
@@ -145,8 +144,7 @@ class Publisher:
             store = self._store = self._control.define(
                 build(flatten(source), self._dtype), self._timeout, self._checksum
             )
-        changes, token = store.sources.changes(source, partial)
-        return store.publish(rows, {change.leaf: change.tensor for change in changes}, token)
+        return store.publish(rows, store.sources.changes(source, partial))
 
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
@@ -309,25 +307,25 @@ class _Store:
         self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
         self._slots: dict[int, Filler] = {}
         self._checksums: dict[int, Checksums] = {}
-        self._given: dict[int, Tensor] = {}
-        self._token: object = None
+        self._given: Changes | None = None
         self._written: list[int] = []
         self._deadline = 0.0
 
-    def publish(self, rows: list[int], given: dict[int, Tensor], token: object) -> tuple[int, int, int]:
-        """Version, bytes and leaves written. `given`: tensors by leaf; `token`: as Filler.fill takes it."""
-        self._given, self._token, self._written = given, token, []
+    def publish(self, rows: list[int], given: Changes) -> tuple[int, int, int]:
+        """Version, bytes and leaves written."""
+        self._given, self._written = given, []
         self._deadline = time.monotonic() + self._timeout
         try:
-            changed = np.fromiter(given, np.int64, len(given))
+            changed = np.array(given.numbers, np.int64)
             word = slots.drive(slots.publish(self.writer, rows, changed), self._perform)
         finally:
-            self._given, self._token = {}, None
+            self._given = None
             self._control.bell.ring()  # also after an exception: the push may have happened
         for spare in slots.spare_slots(self.writer):
             if slots.drive(slots.give_back(self.writer, spare), self._perform):
                 break  # one at a time: what is spare now may be needed by the next burst
-        nbytes = sum(self.head.layout.leaves[i].nbytes for i in self._written)
+        rest = self._written[len(given.numbers) :]  # what was copied over follows what was given
+        nbytes = given.nbytes + sum(self.head.layout.leaves[i].nbytes for i in rest)
         return slots.version_of(word), nbytes, len(self._written)
 
     def addressed(self, row: int) -> int:
@@ -372,9 +370,10 @@ class _Store:
             self._checksums[slot] = Checksums(mapping, self.head.layout.slot_nbytes)
 
     def copy_in(self, slot: int, leaves: np.ndarray) -> None:
-        numbers = leaves.tolist()
-        self._written += numbers
-        self._slots[slot].fill(numbers, [self._given[i] for i in numbers], self._token)
+        given = self._given
+        assert given is not None
+        self._written += given.numbers
+        self._slots[slot].fill(given.numbers, given.tensors, given.token, given.addresses)
 
     def copy_over(self, slot: int, source: int, leaves: np.ndarray) -> None:
         numbers, old = leaves.tolist(), self._slots[source].views

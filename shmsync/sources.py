@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -14,6 +14,21 @@ from torch import Tensor, nn
 
 from .layout import Change, Layout, match
 from .weights import flatten
+
+
+class Changes:
+    """What a publish brings: the caller's tensors and the numbers of their leaves, in the layout's order.
+
+    ``nbytes``: of the leaves as they are stored. ``token``: the same object as before (not None) says that leaves,
+    dtypes, shapes and strides are as they were then. ``addresses``: where the tensors begin, if that is known.
+    """
+
+    def __init__(self, layout: Layout, changes: list[Change], token: object = None) -> None:
+        self.numbers = [change.leaf for change in changes]
+        self.tensors = [change.tensor for change in changes]
+        self.nbytes = sum(layout.leaves[number].nbytes for number in self.numbers)
+        self.token = token
+        self.addresses: list[int] | None = None
 
 
 class Sources:
@@ -28,21 +43,20 @@ class Sources:
         self._last: weakref.ref[Any] | None = None
         self._known: _Known | None = None
 
-    def changes(self, source: Any, partial: bool) -> tuple[list[Change], object]:
-        """As `layout.match`, and a token: the same one as before (not None) says that all is as it was, values aside.
-
-        Raises what `match` raises.
-        """
+    def changes(self, source: Any, partial: bool) -> Changes:
+        """As `layout.match`, and raises what it raises."""
         known = self._known
         if known is not None and self._is_last(source) and known.partial == partial and known.unchanged(source):
-            return known.changes, known.token
+            return known.changes
         self._known = None
-        changes = match(self._layout, flatten(source), partial=partial)
+        matched = match(self._layout, flatten(source), partial=partial)
+        changes = Changes(self._layout, matched)
         if isinstance(source, nn.Module) or _plain(source):
-            if self._is_last(source) and _untied(self._layout, changes, source):
+            if self._is_last(source) and _untied(self._layout, matched, source):
+                changes.token = object()
                 self._known = _Known(source, partial, changes)
             self._last = weakref.ref(source, self._forget)
-        return changes, self._known.token if self._known is not None else None
+        return changes
 
     def _is_last(self, source: Any) -> bool:
         return self._last is not None and self._last() is source
@@ -54,33 +68,54 @@ class Sources:
 
 
 class _Known:
-    """What a source was like. Its look is one of C loops, as many of them as a policy has hundreds of tables."""
+    """What a source was like. It is looked at in C loops: a policy has hundreds of tables, most of them empty."""
 
-    def __init__(self, source: Any, partial: bool, changes: list[Change]) -> None:
+    def __init__(self, source: Any, partial: bool, changes: Changes) -> None:
         self.partial, self.changes = partial, changes
-        self.token = object()  # not this object itself, which knows tensors
         # A module's tables do not refer to it; a TensorDict is its own table, and would keep itself alive here.
         self._tables = _Tables(source) if isinstance(source, nn.Module) else None
         self._entries = (self._tables or _Tables(source)).entries()
-        self._tensors = [change.tensor for change in changes]
-        self._kinds = self._look()
+        self._odd = [tensor for tensor in changes.tensors if tensor.is_complex() or tensor.numel() < 2]
+        self._kinds, self._odd_keys = _kinds(changes.tensors), _dispatch_keys(self._odd)
+        self._keys = _dispatch_keys(changes.tensors)
+        changes.addresses = _addresses(changes.tensors)
 
     def unchanged(self, source: Any) -> bool:
-        """Whether every table still has the very same entries, and every tensor its dtype, shape and stride."""
+        """Whether every table still has the very same entries, and every tensor all that `.data = ` can change in a
+        tensor that stays the same object, but its values."""
         (counts, keys, values), before = (self._tables or _Tables(source)).entries(), self._entries
         if counts != before[0] or keys != before[1] or len(values) != len(before[2]):
             return False
-        return all(map(operator.is_, values, before[2])) and self._look() == self._kinds
+        return all(map(operator.is_, values, before[2])) and self._same_kinds()
 
-    def _look(self) -> list[Any]:
-        """All that `.data = ` can change in a tensor that stays the same object, but its values."""
-        # The dispatch keys tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros.
-        keys = map(_raw, map(torch._C._dispatch_keys, self._tensors))
-        return list(zip(map(_type, self._tensors), map(Tensor.stride, self._tensors), keys, strict=True))
+    def _same_kinds(self) -> bool:
+        tensors = self.changes.tensors
+        if _kinds(tensors) != self._kinds or _dispatch_keys(self._odd) != self._odd_keys:
+            return False
+        addresses = _addresses(tensors)
+        # At the same address with the same strides a tensor is on the same device; and among the dense it takes a
+        # complex one to be conjugated there, or to have a negated imaginary part, of one element.
+        if addresses != self.changes.addresses and _dispatch_keys(tensors) != self._keys:
+            return False
+        self.changes.addresses = addresses
+        return True
 
 
 _raw = operator.methodcaller("raw_repr")
 _type = operator.attrgetter("dtype", "shape")
+
+
+def _kinds(tensors: list[Tensor]) -> list[Any]:
+    return [*map(_type, tensors), *map(Tensor.stride, tensors)]
+
+
+def _dispatch_keys(tensors: list[Tensor]) -> list[int]:
+    """They tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros."""
+    return list(map(_raw, map(torch._C._dispatch_keys, tensors)))
+
+
+def _addresses(tensors: list[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
 
 
 class _Tables:
@@ -88,12 +123,19 @@ class _Tables:
 
     def __init__(self, source: Any) -> None:
         self._all = list(_containers(source))
+        # A TensorDict's len() is its batch size.
+        plain = all(isinstance(table, dict) for table in self._all)
+        self._count: Callable[[Any], int] = len if plain else lambda table: len(table.keys())
 
     def entries(self) -> tuple[list[int], list[str], list[Any]]:
         """How many entries each table has, and all their keys and values."""
-        keys = [table.keys() for table in self._all]  # a TensorDict's len() is its batch size
-        values = chain.from_iterable([table.values() for table in self._all])
-        return list(map(len, keys)), list(chain.from_iterable(keys)), list(values)
+        counts = list(map(self._count, self._all))
+        filled = list(compress(self._all, counts))
+        keys = chain.from_iterable(map(_keys, filled))
+        return counts, list(keys), list(chain.from_iterable(map(_values, filled)))
+
+
+_keys, _values = operator.methodcaller("keys"), operator.methodcaller("values")
 
 
 def _containers(source: Any) -> Iterator[Any]:

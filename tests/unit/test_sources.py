@@ -198,11 +198,16 @@ def extended_by_a_module(source: nn.Module) -> None:
     source.append(nn.Linear(1, 1))
 
 
+def moved_to_the_next_module(source: nn.Module) -> None:
+    """All tables taken together still have the same entries in the same order."""
+    source[1].bias = source[0]._parameters.pop("bias")
+
+
 def moved_to_meta(source: nn.Module) -> None:
     source.to("meta")
 
 
-FAULTS = [doubled, grown, emptied, extended, extended_by_a_module, moved_to_meta]
+FAULTS = [doubled, grown, emptied, extended, extended_by_a_module, moved_to_the_next_module, moved_to_meta]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
