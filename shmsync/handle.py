@@ -31,7 +31,12 @@ class Handle:
     @classmethod
     def here(cls, fd: int, nonce: bytes, epoch: int) -> Handle:
         """The handle of a CTL segment that this process holds open as `fd`."""
-        return cls(os.getpid(), fd, nonce.hex(), epoch, _hostname(), _boot_id(), _pid_namespace())
+        return cls.of(os.getpid(), fd, nonce, epoch)
+
+    @classmethod
+    def of(cls, pid: int, fd: int, nonce: bytes, epoch: int) -> Handle:
+        """The handle of a CTL segment that a process of this host and pid namespace holds open as `fd`."""
+        return cls(pid, fd, nonce.hex(), epoch, _hostname(), _boot_id(), _pid_namespace())
 
     @classmethod
     def parse(cls, text: str) -> Handle:

@@ -28,6 +28,12 @@ def check_growth(nbytes: int, what: str) -> None:
             )
 
 
+def least_room() -> tuple[int, str]:
+    """How many bytes of shared memory may still come, and which limit says so."""
+    name, room = min(_rooms(), key=lambda pair: pair[1])
+    return max(room, 0), name
+
+
 def check_file_size(nbytes: int) -> None:
     """Raise OutOfSharedMemory if a segment of `nbytes` (sparse) exceeds RLIMIT_FSIZE."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,0 +1,7 @@
+"""`python -m shmsync`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
