@@ -11,9 +11,11 @@ INPUTS := pyproject.toml setup.py constraints.txt $(shell find csrc -type f)
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MINUTES ?= 10
+SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-compare clean distclean
+.PHONY: help demo test soak lint bench bench-quick bench-compare clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -24,6 +26,9 @@ demo: $(VENV)/.demo ## train CartPole with shmsync (DEMO_ARGS="--updater torchrl
 
 test: $(VENV)/.test ## run all tests (PYTEST_ARGS="tests/unit -x")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(VENV)/.test ## kill, stop and restart processes at random (MINUTES=10)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 lint: $(VENV)/.lint ## ruff and mypy
 	$(BIN)/ruff check .
