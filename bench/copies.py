@@ -150,10 +150,11 @@ def timed(function: Callable[..., Any], *args: Any) -> float:
 @contextmanager
 def _copying() -> Any:
     """Seconds spent in the publisher's copies during the block; empty if this version has no such method."""
-    from shmsync import publisher
-
+    try:
+        from shmsync.channel import Store as store
+    except ImportError:
+        store = None
     seconds: list[float] = []
-    store = getattr(publisher, "_Store", None)
     copy_in = getattr(store, "copy_in", None)
     if copy_in is None:
         yield seconds

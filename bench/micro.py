@@ -60,13 +60,20 @@ class MicroPublisher:
 
     def switches(self) -> dict[str, float]:
         """Seconds of a whole switch, and of the re-pointing in it."""
-        found: dict[str, float] = {}
+        found = self._warm_switch("kb200")
         for name in ("kb200", "leaves200"):
             time.sleep(_STEP_SECONDS)
             self._publishers[name].publish()
             switch, point = self._child.call("switch", name)
             found |= {f"switch {name}": switch, **({f"re-point {name}": point} if point else {})}
         return found
+
+    def _warm_switch(self, name: str) -> dict[str, float]:
+        """The same for one of several pushes right after each other: what they touch is in the caches."""
+        for _ in range(4):
+            self._publishers[name].publish()
+            switch, point = self._child.call("switch", name)
+        return {f"switch {name}, warm": switch, **({f"re-point {name}, warm": point} if point else {})}
 
     def attaches(self) -> dict[str, float]:
         """Seconds from a handle to a policy that is bound to 105 MB."""

@@ -15,7 +15,8 @@ from ..results import ROOFLINE, Key, Results
 from ..workloads import ALL
 
 # (source + buffers) of each member, in multiples of the weights; a half for bf16.
-_FOOTPRINT = {"copy": 6 + 4 + 4 + 4, "cast": 4 + 4}
+_FOOTPRINT = {"copy": 6 + 4 + 4, "cast": 4 + 4}
+_CHECKSUM_FOOTPRINT = 4
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,14 @@ class Cell:
 
 def run(cell: Cell, results: Results) -> None:
     """Rounds of all members. The number of buffers is the number of slots that shmsync takes."""
-    if _FOOTPRINT[cell.group] * ALL[cell.workload].nbytes > 0.8 * available_nbytes():
+    room = 0.8 * available_nbytes() / ALL[cell.workload].nbytes
+    if _FOOTPRINT[cell.group] > room:
         results.notes.append(f"{cell.group} {cell.workload}: left out, memory is too short")
         return
-    with crew(results, f"{cell.group} {cell.workload}", _members(cell)) as made:
+    members = _members(cell)
+    if _FOOTPRINT[cell.group] + _CHECKSUM_FOOTPRINT > room and members.pop("shmsync-checksum", None):
+        results.notes.append(f"{cell.group} {cell.workload}: without checksums, memory is too short")
+    with crew(results, f"{cell.group} {cell.workload}", members) as made:
         made.rounds(3, lambda name, child: child.call("copy", 2))
         slots = made.children["shmsync"].call("slots") if "shmsync" in made.children else 2
         made.rounds(cell.rounds, lambda name, child: _copy(cell, results, name, child, slots))
