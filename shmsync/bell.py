@@ -15,6 +15,7 @@ from .segment import Mapping
 
 # asm/unistd.h of each architecture; elsewhere waiting is looking every now and then.
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+has_futex = _SYS_FUTEX is not None
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # not the private kind: waiter and waker are different processes
 _EVERYBODY = 2**31 - 1
 _LOOK_SECONDS = 1e-3

@@ -119,6 +119,14 @@ class Binding:
         self._gate.exclusive(self._let_go)
         self._gate.disarm()
 
+    def before_fork(self) -> None:
+        """Let no switch begin."""
+        self._gate.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._gate.after_fork_in_parent()
+
     def after_fork_in_child(self) -> None:
         """Its subscriber goes on in the child, and so does this."""
         self._gate.after_fork_in_child()

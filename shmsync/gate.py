@@ -67,6 +67,14 @@ class Gate:
             self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
             action()
 
+    def before_fork(self) -> None:
+        """No switch is going on, and none begins."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._lock.release()
+
     def after_fork_in_child(self) -> None:
         """Only the forking thread is left, and it may be inside."""
         me = threading.get_ident()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import segment, slots, wire
+from . import faults, segment, slots, wire
 from .errors import ChannelCorrupt
 from .layout import Layout
 
@@ -27,14 +28,15 @@ class MappedSlot:
     def __init__(self, mapping: segment.Mapping | None, layout: Layout) -> None:
         self.mapping = mapping
         self.clean, self.leases = False, 0
-        self._users: list[int] | None = None
         self.rebuild(layout)
-        self._users = self._count_users()
+        # Python's own object of each storage is kept, so that whoever has one has this one, and is counted.
+        self._storages = [tensor.untyped_storage() for tensor in self.tensors]
+        self._users: list[int] | None = self._count_users()
 
     def rebuild(self, layout: Layout) -> None:
         self.tensors = segment.views(self.mapping.buffer if self.mapping else None, layout)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._users = None  # the old storages may still be written through, uncounted
+        self._storages, self._users = [], None  # the old ones may still be written through, uncounted
 
     def taken(self) -> bool:
         """It is taken into use now, by the first in this process. Whether it is clean; from here on it need not be."""
@@ -49,7 +51,8 @@ class MappedSlot:
     def _count_users(self) -> list[int] | None:
         if _storage_users is None:
             return None
-        return [_storage_users(tensor.untyped_storage()._cdata) for tensor in self.tensors]
+        users = [_storage_users(storage._cdata) for storage in self._storages]
+        return users + list(map(sys.getrefcount, self._storages))
 
     @property
     def span(self) -> tuple[int, int]:
@@ -72,6 +75,7 @@ class MappedData:
     """DATA as a subscriber sees it: rows and slot table shared and read-only, slots mapped when first met."""
 
     def __init__(self, pid: int, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
+        faults.at("attach.data")
         self.fd = segment.open_remote(pid, fd, os.O_RDONLY)
         self._end = weakref.finalize(self, os.close, self.fd)
         size = os.fstat(self.fd).st_size
@@ -100,6 +104,7 @@ class MappedData:
     def map(self, slot: int) -> MappedSlot:
         mapped = self.mapped.get(slot)
         if mapped is None:
+            faults.at("attach.slot")
             mapping = None
             if self.head.layout.slot_nbytes:
                 mapping = segment.map_private(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)

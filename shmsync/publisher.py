@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import secrets
 import threading
 import time
 import weakref
@@ -12,30 +12,25 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
-from . import forks, ids, roster, segment, slots, wire
-from .bell import Bell
-from .checksums import Checksums, hasher
-from .copying import Filler
+from . import forks, ids, slots, wire
+from .channel import Control, Store
+from .checksums import hasher
 from .errors import (
     ChannelClosed,
     LayoutMismatch,
     LimitError,
     NothingPublished,
     NotThePublisher,
-    OutOfSharedMemory,
     ShmSyncError,
-    SlotsExhausted,
 )
 from .handle import Handle
 from .layout import Layout, build
-from .leases import Locks
-from .limits import check_file_size, check_growth
 from .roster import RosterLine
-from .sources import Changes, Sources
 from .weights import flatten
+
+_log = logging.getLogger("shmsync")
 
 
 @dataclass(frozen=True)
@@ -83,9 +78,9 @@ class Publisher:
         self._mutex = threading.Lock()
         self._pid = os.getpid()
         most = 3 * max_subscribers + 2 if max_slots is None else max_slots
-        self._control = _Control(self._pid, max_subscribers, most, self.name)
-        self._store: _Store | None = None
-        self._finalizer = weakref.finalize(self, _Control.close, self._control, self._pid)
+        self._control = Control(self._pid, max_subscribers, most, self.name)
+        self._store: Store | None = None
+        self._finalizer = weakref.finalize(self, Control.close, self._control, self._pid)
         forks.watch(self)
         if layout is not None:
             self._store = self._control.define(layout, timeout, checksum)
@@ -131,7 +126,19 @@ class Publisher:
             if not rows:
                 return Publication(self.version, 0, 0, 0.0)
             version, nbytes, leaves = self._publish(weights, rows, partial)
-        return Publication(version, nbytes, leaves, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        if _log.isEnabledFor(logging.DEBUG):
+            to = "everybody" if worker_ids is None else f"workers {[row - 1 for row in rows]}"
+            _log.debug(
+                "%s: version %d to %s, %d leaves, %d bytes, %.2f ms",
+                self.name,
+                version,
+                to,
+                leaves,
+                nbytes,
+                1e3 * seconds,
+            )
+        return Publication(version, nbytes, leaves, seconds)
 
     def _publish(self, weights: Any, rows: list[int], partial: bool) -> tuple[int, int, int]:
         source = self._source if weights is None else weights
@@ -161,8 +168,8 @@ class Publisher:
         self._check_open()
         return self._control.roster()
 
-    def answers(self) -> dict[int, tuple[int, int]]:
-        """By worker that listens to the bell: the version in use, and the version that it answered for.
+    def answers(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """By worker and pid of who listens to the bell: the version in use, and the version that was answered for.
 
         Contract: a look without a system call; the last answer of a worker that has died stays.
         """
@@ -240,167 +247,3 @@ def _check_options(
         raise LimitError(f"Expected max_subscribers from 1 to {wire.MAX_SUBSCRIBERS}, got {max_subscribers}")
     if max_slots is not None and not 2 <= max_slots <= wire.MAX_SLOTS:
         raise LimitError(f"Expected max_slots from 2 to {wire.MAX_SLOTS}, got {max_slots}")
-
-
-class _Control:
-    """CTL and, once there are weights, DATA: the publisher's descriptors and mappings, apart so that a
-    finalizer can close them."""
-
-    def __init__(self, pid: int, subscribers: int, most_slots: int, name: str) -> None:
-        self.head = wire.CtlHead(pid, secrets.token_bytes(wire.NONCE_NBYTES), time.time_ns(), subscribers, most_slots)
-        self.name = name
-        self.store: _Store | None = None
-        self._fd = segment.create("ctl", self.head.nbytes)
-        self.mapping = segment.map_shared(self._fd, 0, self.head.nbytes)
-        self.bell = Bell(self.mapping)
-        raw = wire.pack_ctl(self.head)
-        memoryview(self.mapping.buffer).cast("B")[: len(raw)] = raw
-        self.locks = Locks(segment.reopen(self._fd, os.O_RDWR))
-        self.locks.own()
-        self.handle = Handle.here(self._fd, self.head.nonce, self.head.epoch)
-
-    def define(self, layout: Layout, timeout: float, checksum: bool) -> _Store:
-        """Make DATA and let CTL name it."""
-        self.store = _Store(layout, self, timeout, checksum)
-        self.mapping.words(wire.CTL_DATA_OFFSET, 1)[0] = self.store.fd + 1
-        return self.store
-
-    def roster(self) -> list[RosterLine]:
-        return roster.read(self.mapping, self.locks, self.head.subscribers)
-
-    def answers(self) -> dict[int, tuple[int, int]]:
-        return roster.answers(self.mapping, self.head.subscribers)
-
-    def abandon(self) -> None:
-        """Close the descriptors and nothing else."""
-        self.locks.close()
-        os.close(self._fd)
-        if self.store is not None:
-            os.close(self.store.fd)
-
-    def close(self, pid: int) -> None:
-        """Contract: in a forked child it does nothing, the channel is the parent's."""
-        if os.getpid() != pid:
-            return
-        self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
-        self.bell.ring()
-        del self.mapping, self.bell  # gone, even if somebody keeps the closed publisher
-        if self.store is not None:
-            self.store.close()
-        self.locks.close()
-        os.close(self._fd)
-
-
-class _Store:
-    """DATA: performs the operations of the slot protocol on real words, locks and bytes."""
-
-    def __init__(self, layout: Layout, control: _Control, timeout: float, checksum: bool) -> None:
-        raw, self.head = wire.pack_data(layout, control.head, checksum)
-        check_file_size(self.head.nbytes)
-        self.writer = slots.Writer(len(layout), control.head.slots)
-        self.sources = Sources(layout)
-        self._control, self._locks, self._timeout = control, control.locks, timeout
-        self.fd = segment.create("data", self.head.nbytes)
-        self._top = segment.map_shared(self.fd, 0, self.head.slots_offset)
-        memoryview(self._top.buffer).cast("B")[: len(raw)] = raw
-        self._rows = self._top.words(self.head.rows_offset, self.head.rows)
-        self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
-        self._slots: dict[int, Filler] = {}
-        self._checksums: dict[int, Checksums] = {}
-        self._given: Changes | None = None
-        self._written: list[int] = []
-        self._deadline = 0.0
-
-    def publish(self, rows: list[int], given: Changes) -> tuple[int, int, int]:
-        """Version, bytes and leaves written."""
-        self._given, self._written = given, []
-        self._deadline = time.monotonic() + self._timeout
-        try:
-            changed = np.array(given.numbers, np.int64)
-            word = slots.drive(slots.publish(self.writer, rows, changed), self._perform)
-        finally:
-            self._given = None
-            self._control.bell.ring()  # also after an exception: the push may have happened
-        for spare in slots.spare_slots(self.writer):
-            if slots.drive(slots.give_back(self.writer, spare), self._perform):
-                break  # one at a time: what is spare now may be needed by the next burst
-        rest = self._written[len(given.numbers) :]  # what was copied over follows what was given
-        nbytes = given.nbytes + sum(self.head.layout.leaves[i].nbytes for i in rest)
-        return slots.version_of(word), nbytes, len(self._written)
-
-    def addressed(self, row: int) -> int:
-        return slots.version_of(slots.follow((self._rows[slots.EVERYBODY], self._rows[row])))
-
-    def _perform(self, operation: tuple[Any, ...]) -> Any:
-        return getattr(self, operation[0])(*operation[1:])
-
-    def load_rows(self) -> list[int]:
-        return self._rows.tolist()
-
-    def store_row(self, row: int, word: int) -> None:
-        self._rows[row] = word
-
-    def store_slot_version(self, slot: int, version: int) -> None:
-        if version and slot in self._checksums:
-            leaves = (self.head.layout.leaves[number] for number in self._written)
-            self._checksums[slot].update((leaf.offset, leaf.offset + leaf.nbytes) for leaf in leaves)
-        self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8)] = version
-
-    def try_exclusive(self, slot: int) -> bool:
-        return self._locks.try_exclusive(slot)
-
-    def unlock(self, slot: int) -> None:
-        self._locks.unlock(slot)
-
-    def reserve(self, slot: int) -> None:
-        """Give the slot memory, faulted in, so that the copy that follows runs at full speed."""
-        nbytes, offset = self.head.slot_mapped_nbytes, self.head.slot_offset(slot)
-        if not self.head.layout.slot_nbytes:
-            self._slots[slot] = Filler(segment.views(None, self.head.layout))
-            return
-        check_growth(nbytes, f"Slot {slot} of channel {self._control.name!r}")
-        try:
-            segment.reserve(self.fd, offset, nbytes)
-        except OSError as error:
-            raise OutOfSharedMemory(f"Slot {slot} needs {nbytes} bytes of shared memory: {error.strerror}") from error
-        mapping = segment.map_shared(self.fd, offset, nbytes)
-        mapping.populate(segment.MADV_POPULATE_WRITE)
-        self._slots[slot] = Filler(segment.views(mapping.buffer, self.head.layout))
-        if self.head.checksum:
-            self._checksums[slot] = Checksums(mapping, self.head.layout.slot_nbytes)
-
-    def copy_in(self, slot: int, leaves: np.ndarray) -> None:
-        given = self._given
-        assert given is not None
-        self._written += given.numbers
-        self._slots[slot].fill(given.numbers, given.tensors, given.token, given.addresses)
-
-    def copy_over(self, slot: int, source: int, leaves: np.ndarray) -> None:
-        numbers, old = leaves.tolist(), self._slots[source].views
-        self._written += numbers
-        self._slots[slot].fill(numbers, [old[i] for i in numbers])
-
-    def punch(self, slot: int) -> None:
-        self._slots.pop(slot, None)
-        self._checksums.pop(slot, None)
-        if self.head.slot_mapped_nbytes:
-            segment.punch(self.fd, self.head.slot_offset(slot), self.head.slot_mapped_nbytes)
-
-    def wait(self) -> None:
-        if time.monotonic() > self._deadline:
-            held = ", ".join(
-                f"pid {line.pid} (worker {line.worker_id}, {line.name!r}) uses version {line.used}"
-                for line in self._control.roster()
-            )
-            raise SlotsExhausted(
-                f"All {self.writer.max_slots} slots (max_slots) stayed leased for {self._timeout} s; "
-                f"{held or 'nobody is on the roster'}. "
-                "Raise max_slots, or end the leases that are held"
-            )
-        time.sleep(0.001)
-
-    def close(self) -> None:
-        self._slots.clear()
-        self._checksums.clear()
-        del self._top, self._rows, self._versions
-        os.close(self.fd)

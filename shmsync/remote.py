@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from torch import nn
 
 from .binding import Binding
-from .errors import BindingError, ChannelUnreachable, NotAttached, ShmSyncError
+from .errors import BindingError, ChannelUnreachable, NotAttached, ShmSyncError, SubscribersExhausted
 from .handle import Handle
-from .listener import listen
+from .listener import Listener
 from .subscriber import Subscriber
 
-# What a worker answers: the version in use, and the newest version that it has seen ...
-Answer = tuple[int, int]
+# What a worker answers: the version in use, and the newest version that it has seen; after attaching also its pid ...
+Answer = tuple[int, int] | tuple[int, int, int]
 # ... or the name of an error's class and its text: RPC itself would turn any error into a RuntimeError.
 Failure = tuple[str, str]
 Subscribe = Callable[..., Subscriber]
@@ -33,7 +33,7 @@ class Attachment(Protocol):
 
     target: Any
 
-    def notified(self) -> Answer:
+    def notified(self) -> tuple[int, int]:
         """React to a notification: switch now if that is the right moment, and say which versions there are."""
 
     def listen(self) -> None:
@@ -50,25 +50,28 @@ class ModuleAttachment:
         self._policy = _policy_of(target)
         self.target, self._subscriber = target, subscribe()
         self._binding: Binding = self._subscriber.bind(self._policy)
-        self._listener: threading.Thread | None = None
+        self._listener: Listener | None = None
         self._lock = threading.Lock()
 
     def listen(self) -> None:
         with self._lock:
             if self._listener is None:
-                self._listener = listen(self._subscriber, self.notified)
+                self._listener = Listener(self._subscriber, self.notified)
 
-    def notified(self) -> Answer:
+    def notified(self) -> tuple[int, int]:
         with self._lock:
             policy = _policy_of(self.target)
             if policy is not self._policy:  # it was given another one
                 self._binding.unbind()
                 self._policy, self._binding = policy, self._subscriber.bind(policy)
+        seen = self._subscriber.seen  # before the switch: what comes meanwhile has a ring and a message of its own
         used = self._binding.refresh()
-        return used, self._subscriber.seen
+        return used, max(used, seen)
 
     def close(self) -> None:
         self._subscriber.close()
+        if self._listener is not None:
+            self._listener.end()
 
 
 Maker = Callable[[Any, Subscribe], Attachment]
@@ -87,7 +90,13 @@ def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = M
         known = _attached.get((handle.nonce, worker_id))
         if known is not None and known.target is target:
             return known
-        made = _make(target, handle, worker_id, make)
+        try:
+            made = _make(target, handle, worker_id, make)
+        except SubscribersExhausted:
+            if known is None:
+                raise
+            _forget(handle.nonce, worker_id)  # its line is the one that there is for this worker
+            made = _make(target, handle, worker_id, make)
         _forget(handle.nonce, worker_id)
         forget(target)  # what it followed before, a channel of an earlier trainer, say
         _attached[handle.nonce, worker_id] = made
@@ -109,14 +118,10 @@ def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachmen
         raise
 
 
-def answer(attached: Callable[[], Attachment], listening: bool = False) -> Answer | Failure:
-    """What an attachment says when it is notified, or the failure to say it; ``listening``: from now on also to the
-    bell."""
+def answer(attached: Callable[[], Attachment]) -> Answer | Failure:
+    """What an attachment says when it is notified, or the failure to say it."""
     try:
-        attachment = attached()
-        if listening:
-            attachment.listen()
-        return attachment.notified()
+        return attached().notified()
     except ShmSyncError as error:
         return type(error).__name__, str(error)
     except Exception as error:
@@ -126,7 +131,20 @@ def answer(attached: Callable[[], Attachment], listening: bool = False) -> Answe
 def attach(rref: Any, handle_text: str, worker_id: int, listening: bool = False) -> Answer | Failure:
     """RPC entry: attach the object that `rref` owns here, and answer as for a notification; ``listening``: from now on
     also to the bell."""
-    return answer(lambda: attach_object(rref.local_value(), handle_text, worker_id), listening)
+    return attach_as(rref, handle_text, worker_id, listening, ModuleAttachment)
+
+
+def attach_as(rref: Any, handle_text: str, worker_id: int, listening: bool, make: Maker) -> Answer | Failure:
+    """As `attach`, with the kind of attachment that `make` gives."""
+
+    def attached() -> Attachment:
+        attachment = attach_object(rref.local_value(), handle_text, worker_id, make)
+        if listening:
+            attachment.listen()
+        return attachment
+
+    said = answer(attached)
+    return said if isinstance(said[0], str) else (*said[:2], os.getpid())
 
 
 def notify(nonce: str, worker_id: int, version: int) -> Answer | Failure:

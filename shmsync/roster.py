@@ -88,8 +88,8 @@ def read(mapping: Mapping, locks: Locks, subscribers: int) -> list[RosterLine]:
     return [_line(int(n), table[n]) for n in np.flatnonzero(table["pid"]) if locks.line_alive(int(n))]
 
 
-def answers(mapping: Mapping, subscribers: int) -> dict[int, tuple[int, int]]:
-    """By worker that listens to the bell: the version in use, and the version that it answered for.
+def answers(mapping: Mapping, subscribers: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """By worker and pid of who listens to the bell: the version in use, and the version that was answered for.
 
     Contract: no system call, so it may be the last answer of somebody who has died.
     """
@@ -97,16 +97,11 @@ def answers(mapping: Mapping, subscribers: int) -> dict[int, tuple[int, int]]:
     # What was answered is read first: it is written last.
     answered = table["answered"].copy()
     listening = np.flatnonzero(answered)
-    triples = zip(
-        table["worker"][listening].tolist(),
-        table["used"][listening].tolist(),
-        answered[listening].tolist(),
-        strict=True,
-    )
-    newest: dict[int, tuple[int, int]] = {}
-    for worker, used, version in triples:
-        if version >= newest.get(worker, (0, 0))[1]:
-            newest[worker] = used, version
+    columns = (table["worker"], table["pid"], table["used"], answered)
+    newest: dict[tuple[int, int], tuple[int, int]] = {}
+    for worker, pid, used, version in zip(*(column[listening].tolist() for column in columns), strict=True):
+        if version >= newest.get((worker, pid), (0, 0))[1]:
+            newest[worker, pid] = used, version
     return newest
 
 

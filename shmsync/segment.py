@@ -137,6 +137,10 @@ class Mapping:
         """Fault all pages in at once, where the kernel can (5.14); else they come one by one when touched."""
         _libc.madvise(self.address, self.nbytes, advice)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child, unmap what it inherited of this. Contract: nobody may look there any more."""
+        _libc.munmap(self.address, self.nbytes)
+
     def words(self, offset: int, count: int) -> memoryview:
         """`count` aligned u64 words at `offset`; each is loaded and stored in one go."""
         view = memoryview(self.buffer).cast("B")[offset : offset + 8 * count]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import forks, ids, roster, segment, slots, sweep, wire
+from . import faults, forks, ids, roster, segment, slots, sweep, wire
 from .bell import Bell
 from .checksums import Checksums
 from .errors import (
@@ -88,6 +88,7 @@ class Subscriber:
         forks.watch(self)
 
     def _join(self, listed: bool) -> None:
+        faults.at("attach.open")
         fd = segment.reopen(self._locks.fd, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size
@@ -101,6 +102,7 @@ class Subscriber:
             self._ctl: segment.Mapping | None = segment.Mapping(
                 fd, 0, size, prot=segment.PROT_READ | segment.PROT_WRITE, flags=segment.MAP_SHARED
             )
+            faults.at("attach.claim")
             # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
             self._line = (
                 roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name)
@@ -109,6 +111,7 @@ class Subscriber:
             )
         finally:
             os.close(fd)
+        faults.at("attach.claimed")
         self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
         self.bell: Bell | None = Bell(self._ctl)
 
@@ -145,15 +148,17 @@ class Subscriber:
 
     def publisher_alive(self) -> bool:
         """Whether the channel's owner still lives and has not closed it."""
-        self._check_open()
-        assert self._ctl is not None
-        return self._locks.owner_alive() and not self._ctl.words(wire.CTL_CLOSED_OFFSET, 1)[0]
+        with self._locked():  # or close() might close the descriptor between the check and the look
+            self._check_open()
+            assert self._ctl is not None
+            return self._locks.owner_alive() and not self._ctl.words(wire.CTL_CLOSED_OFFSET, 1)[0]
 
     def peers(self) -> list[RosterLine]:
         """The roster lines of all live subscribers of the channel."""
-        self._check_open()
-        assert self._ctl is not None
-        return roster.read(self._ctl, self._locks, self._head.subscribers)
+        with self._locked():
+            self._check_open()
+            assert self._ctl is not None
+            return roster.read(self._ctl, self._locks, self._head.subscribers)
 
     def stats(self) -> dict[str, int]:
         """Counters: version, seen, lag, forwards, mapped slots, leases held."""
@@ -201,7 +206,8 @@ class Subscriber:
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         bell = self.bell
-        assert bell is not None
+        if bell is None:
+            raise ChannelClosed(f"Subscriber {self.name!r} is closed")
         while True:
             count = bell.count  # before the look at the rows
             if (seen := self.seen) >= version:
@@ -270,8 +276,10 @@ class Subscriber:
 
         A lease that is still held keeps its slot until it ends.
         """
+        faults.at("close.unbind")
         for binding in list(self._bindings):
             binding.unbind()
+        faults.at("close.let_go")
         self._mutex.acquire()
         self._open = False
         bell, line = self.bell, self._line
@@ -359,6 +367,10 @@ class Subscriber:
 
     def before_fork(self) -> None:
         """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
+        # No switch is going on anywhere: it would have a lease that nobody in the child could end.
+        self._forking = list(self._bindings)
+        for binding in self._forking:
+            binding.before_fork()
         self._mutex.acquire()
         self._for_child: Locks | None = None
         if self._end.alive:
@@ -371,10 +383,16 @@ class Subscriber:
         if self._for_child is not None:
             self._for_child.close()
         self._leave()
+        for binding in self._forking:
+            binding.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Go on as a subscriber of its own, with the same leases and a line of its own."""
         self._mutex, self._pid = threading.Lock(), os.getpid()
+        for binding in self._forking:
+            binding.after_fork_in_child()
+        if self._ctl is not None:
+            self._ctl.leave_to_parent()  # it would keep the parent's line after the parent's death
         if self._for_child is None:
             return
         self._end.detach()
@@ -385,8 +403,6 @@ class Subscriber:
         self._data_word = _NO_DATA
         if self._open:
             self._join(self._listed)
-        for binding in self._bindings:
-            binding.after_fork_in_child()
 
     def _uses(self, version: int) -> None:
         self._used = version
@@ -441,7 +457,7 @@ class Subscriber:
         return mapped
 
     def _run(self, steps: slots.Steps[int] | slots.Steps[None], point: Callable[[int], None] | None = None) -> Any:
-        return slots.drive(steps, _Performer(self, self._data_now(), point).perform)
+        return slots.drive(steps, faults.watched("subscribe", _Performer(self, self._data_now(), point).perform))
 
     def _release_later(self, slot: int, mapped: MappedSlot) -> None:
         """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""

@@ -74,6 +74,7 @@ class Targets:
             for parameter, data in zip(self._mapped_tensors, before, strict=True):
                 parameter.data = data
             self._views = None
+            self._check_shapes()
             raise
 
     def detach(self) -> None:
@@ -99,12 +100,17 @@ class Targets:
         self._mapped_tensors = [t.tensor for t in self._mapped]
         self._of_mapped = _getter([t.leaf for t in self._mapped])
         self._views = None
-        self._watched = (
-            [t.place.table for t in self._all],
-            [t.place.name for t in self._all],
-            [t.tensor for t in self._all],
-        )
+        self._watched = self._entries()
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
+
+    def _entries(self) -> tuple[list[dict[str, Any]], list[str], list[Any]]:
+        """What the modules are made of: their tables, and in them the names and the tensors or submodules."""
+        found: list[tuple[dict[str, Any], str, Any]] = [(t.place.table, t.place.name, t.tensor) for t in self._all]
+        for module in self._models.values():
+            for owner in module.modules():
+                found += [(owner._modules, name, child) for name, child in owner._modules.items()]
+        tables, names, values = zip(*found, strict=True) if found else ((), (), ())
+        return list(tables), list(names), list(values)
 
     def _matched(self) -> list[Target]:
         found, unexpected, differing = [], [], {}
@@ -171,13 +177,23 @@ class Targets:
             target.tensor.data = private[key]
 
     def _unchanged(self) -> bool:
-        """Whether the modules have the very tensors that were bound, where they were left."""
-        tables, names, tensors = self._watched
+        """Whether the modules have the very tensors that were bound, in the same submodules, where they were left."""
+        tables, names, values = self._watched
         try:
-            same = all(map(operator.is_, map(operator.getitem, tables, names), tensors))
+            same = all(map(operator.is_, map(operator.getitem, tables, names), values))
         except KeyError:
             return False
         return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+
+    def _check_shapes(self) -> None:
+        """A tensor that was given another shape in place can't be told by its address."""
+        for target in self._copied + self._buffers:
+            leaf = self._layout.leaves[target.leaf]
+            if tuple(target.tensor.shape) != leaf.shape:
+                raise BindingLost(
+                    f"The bound parameters are no longer as they were: expected shape {leaf.shape}, got "
+                    f"{tuple(target.tensor.shape)} - at `{leaf.key}`"
+                )
 
     def _follow_module(self) -> None:
         """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""

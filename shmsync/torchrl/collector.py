@@ -16,7 +16,7 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError
-from ..listener import listen
+from ..listener import Listener
 
 _log = logging.getLogger("shmsync")
 
@@ -58,7 +58,7 @@ class CollectorAttachment:
         self.target, self._subscriber = collector, subscribe()
         self._running = 0
         self._lock = threading.Lock()
-        self._listener: threading.Thread | None = None
+        self._listener: Listener | None = None
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
         self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
         self._binding.at_entry(self._stamp)
@@ -74,14 +74,16 @@ class CollectorAttachment:
     def listen(self) -> None:
         with self._lock:
             if self._listener is None:
-                self._listener = listen(self._subscriber, self.notified)
+                self._listener = Listener(self._subscriber, self.notified)
 
-    def notified(self) -> remote.Answer:
+    def notified(self) -> tuple[int, int]:
         with self._lock:
             at_once = not self._running or self._steps_at_random()
+        seen = self._subscriber.seen  # before the switch: what comes meanwhile has a ring and a message of its own
         if at_once:
             self._binding.refresh()
-        return self._binding.version, self._subscriber.seen
+        used = self._binding.version
+        return used, max(used, seen)
 
     def close(self) -> None:
         # A later attachment may have put its own in these places.
@@ -91,6 +93,8 @@ class CollectorAttachment:
             if getattr(getattr(self.target, name), "__self__", None) is self:
                 setattr(self.target, name, method)
         self._subscriber.close()
+        if self._listener is not None:
+            self._listener.end()
 
     def _stamp(self, version: int) -> None:
         tracker = getattr(self.target, "policy_version_tracker", None)
@@ -135,7 +139,7 @@ class OuterAttachment:
     def listen(self) -> None:
         """No answer from here: the roster's lines are the inner processes'."""
 
-    def notified(self) -> remote.Answer:
+    def notified(self) -> tuple[int, int]:
         worker = self._subscriber.worker_id
         inner = [line.used for line in self._subscriber.peers() if line.worker_id == worker]
         return min(inner, default=0), self._subscriber.seen
@@ -161,7 +165,7 @@ class CopyingAttachment:
     def listen(self) -> None:
         """No answer but to messages: each is a copy to the inner processes, and two at once would be one too many."""
 
-    def notified(self) -> remote.Answer:
+    def notified(self) -> tuple[int, int]:
         if self._subscriber.seen > self._passed_on:
             with self._subscriber.lease() as lease:
                 self.target.update_policy_weights_(lease.weights)
@@ -190,6 +194,4 @@ def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
 
 def attach(rref: Any, handle_text: str, worker_id: int, listening: bool) -> remote.Answer | remote.Failure:
     """RPC entry: `remote.attach` for a collector."""
-    return remote.answer(
-        lambda: remote.attach_object(rref.local_value(), handle_text, worker_id, attachment), listening
-    )
+    return remote.attach_as(rref, handle_text, worker_id, listening, attachment)

@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import PythonUDF, serialize
@@ -28,15 +28,26 @@ _TIMED_OUT = "ran for more than set timeout"
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
 
-Answers = Callable[[], dict[int, tuple[int, int]]]
+Answers = Callable[[], dict[tuple[int, int], tuple[int, int]]]
+
+
+class Attached(NamedTuple):
+    """Through which RRef a worker was attached, and the process that it lives in."""
+
+    rref: Any
+    pid: int
 
 
 @dataclass
 class Round:
-    """One version's notifications: the messages sent, how many, and what the workers have reported so far."""
+    """One version's notifications: the messages sent, how many, and what the workers have reported so far.
+
+    ``by_bell``: the workers that may answer on the roster; the others' lines may show an earlier answer.
+    """
 
     version: int
     workers: list[int]
+    by_bell: set[int]
     sent: int = 0
     messages: dict[int, Any] = field(default_factory=dict)
     reports: dict[int, WorkerReport] = field(default_factory=dict)
@@ -56,17 +67,23 @@ class Messenger:
 
     def __init__(self, handle: Handle, rref_of: Callable[[int], Any], answers: Answers, bell: bool) -> None:
         self._handle, self._rref_of, self._answers, self._bell = handle, rref_of, answers, bell
-        self._attached: set[int] = set()
+        self._attached: dict[int, Attached] = {}
+        self._owners: dict[tuple[int, str], Any] = {}  # of all that were ever attached
+        self._answered: dict[int, int] = {}  # by worker, the newest version that it answered for
         self._prompt: set[int] = set()  # answered the last ring
         self._last: Round | None = None
         self._sizes: dict[int, int] = {}
 
-    def begin(self, workers: Iterable[int], version: int, timeout: float) -> Round:
-        """After the bell has rung: send to those that may not have heard it, without waiting."""
+    def begin(self, workers: Iterable[int], version: int, timeout: float, force: bool = False) -> Round:
+        """After the bell has rung: send to those that may not have heard it, or to all, without waiting."""
         if self._last is not None:  # which nobody may have finished
             self._prompt -= set(self.look(self._last))
-        this = self._last = Round(version, list(workers))
-        self._send([worker for worker in this.workers if worker not in self._prompt], this, timeout)
+        workers = list(workers)
+        for worker in workers:
+            self._follow_rref(worker)
+        by_bell = {w for w in workers if self._bell and not force and self._answered.get(w, 0) < version}
+        this = self._last = Round(version, workers, by_bell)
+        self._send([worker for worker in workers if worker not in self._prompt & by_bell], this, timeout)
         return this
 
     def finish(self, this: Round, deadline: float) -> None:
@@ -86,12 +103,13 @@ class Messenger:
 
     def look(self, this: Round) -> list[int]:
         """Take in what has been answered so far; who has not answered."""
-        answers = self._answers() if self._bell else {}
+        answers = self._answers() if this.by_bell else {}
         for worker in this.silent:
-            used, answered = answers.get(worker, (0, 0))
-            message = this.messages.get(worker)
-            if answered >= this.version and worker in self._attached:
+            attached, message = self._attached.get(worker), this.messages.get(worker)
+            used, answered = answers.get((worker, attached.pid), (0, 0)) if attached else (0, 0)
+            if answered >= this.version and worker in this.by_bell:
                 this.reports[worker] = WorkerReport(in_use=used, seen=answered)
+                self._answered[worker] = answered
                 self._prompt.add(worker)
             elif message is not None and (isinstance(message, BaseException) or message.done()):
                 this.reports[worker] = self._result(worker, message)
@@ -110,14 +128,33 @@ class Messenger:
         return self._sizes[digits]
 
     def detach(self, timeout: float) -> None:
-        """Tell the attached workers that the channel ends; those that can't be reached find out by themselves."""
-        calls = [(worker, (remote.detach, (self._handle.nonce, worker))) for worker in sorted(self._attached)]
-        futures = [self._call(worker, function, arguments, timeout) for worker, (function, arguments) in calls]
-        for future in futures:
-            if not isinstance(future, BaseException):
+        """Tell all that were ever attached that the channel ends, and await those that were there to the last.
+
+        Who can't be reached finds out by itself.
+        """
+        there = {(worker, one.rref.owner().name) for worker, one in self._attached.items()}
+        futures = {
+            key: self._call(owner, remote.detach, (self._handle.nonce, key[0]), timeout)
+            for key, owner in self._owners.items()
+        }
+        for key, future in futures.items():
+            if key in there and not isinstance(future, BaseException):
                 _outcome(future)
         self._attached.clear()
+        self._owners.clear()
         self._prompt.clear()
+
+    def _follow_rref(self, worker: int) -> None:
+        """A worker whose RRef is another one now is another object, in another process perhaps."""
+        attached = self._attached.get(worker)
+        if attached is not None:
+            with contextlib.suppress(Exception):  # no RRefs at the moment
+                if self._rref_of(worker) is not attached.rref:
+                    self._lose(worker)
+
+    def _lose(self, worker: int) -> None:
+        self._attached.pop(worker, None)
+        self._prompt.discard(worker)
 
     def _send(self, workers: Iterable[int], this: Round, timeout: float) -> None:
         for worker in workers:
@@ -127,29 +164,49 @@ class Messenger:
             this.sent += 1
 
     def _message(self, worker: int, version: int, timeout: float) -> Any:
-        if worker in self._attached:
-            return self._call(worker, remote.notify, (self._handle.nonce, worker, version), timeout)
+        attached = self._attached.get(worker)
+        if attached is not None:
+            arguments = (self._handle.nonce, worker, version)
+            return self._call(attached.rref.owner(), remote.notify, arguments, timeout)
         try:
             rref = self._rref_of(worker)
+            owner = rref.owner()
         except Exception as error:
             return error
-        return self._call(worker, collector.attach, (rref, str(self._handle), worker, self._bell), timeout)
+        self._owners[worker, owner.name] = owner
+        future = self._call(owner, collector.attach, (rref, str(self._handle), worker, self._bell), timeout)
+        return future if isinstance(future, BaseException) else _Attaching(rref, future)
 
-    def _call(self, worker: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
+    def _call(self, owner: Any, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
         try:
             # RPC takes 0 for "for ever".
-            return rpc.rpc_async(self._rref_of(worker).owner(), function, args=arguments, timeout=max(timeout, 1e-3))
+            return rpc.rpc_async(owner, function, args=arguments, timeout=max(timeout, 1e-3))
         except Exception as error:  # a dead peer may be refused at once
             return error
 
-    def _result(self, worker: int, future: Any) -> WorkerReport:
-        answer = future if isinstance(future, BaseException) else _outcome(future)
+    def _result(self, worker: int, message: Any) -> WorkerReport:
+        answer = message if isinstance(message, BaseException) else _outcome(message)
         if isinstance(answer, BaseException):
-            self._attached.discard(worker)
-            self._prompt.discard(worker)
+            self._lose(worker)
             return WorkerReport(error=answer)
-        self._attached.add(worker)
-        return WorkerReport(in_use=answer[0], seen=answer[1])
+        used, seen, *pid = answer
+        if isinstance(message, _Attaching):
+            self._attached[worker] = Attached(message.rref, *pid)
+        self._answered[worker] = seen
+        return WorkerReport(in_use=used, seen=seen)
+
+
+class _Attaching(NamedTuple):
+    """A message that attaches, and through which RRef."""
+
+    rref: Any
+    future: Any
+
+    def done(self) -> bool:
+        return bool(self.future.done())
+
+    def wait(self) -> Any:
+        return self.future.wait()
 
 
 def _outcome(future: Any) -> Any:

@@ -131,8 +131,9 @@ class RPCWeightUpdater(UpdaterBase):
         """
         with self._mutex:
             self._publish_first()
-            if self.num_workers:
-                self._tell(self.all_worker_ids(), wait=True, force=True)
+            errors = self._tell(self.all_worker_ids(), wait=True, force=True) if self.num_workers else {}
+        if errors:
+            _raise(self.version, errors)
 
     def push_weights(
         self,
@@ -310,7 +311,7 @@ class RPCWeightUpdater(UpdaterBase):
         report = self._report or PushReport(version, 0, 0)
         self._report = report
         report.workers.update({worker: WorkerReport() for worker in workers})
-        self._round = messenger.begin(told, version, self.timeout)
+        self._round = messenger.begin(told, version, self.timeout, force)
         if wait:
             messenger.finish(self._round, deadline)
         report.workers.update(self._round.reports)

@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,19 @@ from typing import Any
 LIFETIME_SECONDS = 110
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "tensordict", "shmsync", "tests.helpers.workers"])
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until no thread of the process runs any more: the signal alone promises that for later."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class RemoteTraceback(Exception):

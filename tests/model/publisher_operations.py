@@ -1,4 +1,4 @@
-"""The publisher's operations: shmsync.publisher._Store, a copy's leaves one by one."""
+"""The publisher's operations: shmsync.channel.Store, a copy's leaves one by one."""
 
 from __future__ import annotations
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shmsync import PushError, PushTimeout
+from tests.helpers.processes import stop
 from tests.helpers.rpc_worlds import (
     ask,
     bound_version,
@@ -15,10 +19,12 @@ from tests.helpers.rpc_worlds import (
     everywhere,
     messages,
     own,
+    pid_of,
     push,
     undeafen,
     updater,
     watch_messages,
+    weights_of,
 )
 from tests.helpers.trainers import Trainer, wait_for
 
@@ -104,3 +110,53 @@ def test_a_listener_ends_with_its_channel(trainer: Trainer, rounds: int) -> None
         assert trainer.do(everywhere, listeners) == [1, 1, 1]
         trainer.do(end)
         wait_for(lambda: trainer.do(everywhere, listeners) == [0, 0, 0], "the end of the listeners")
+
+
+def swap(world: SimpleNamespace) -> None:
+    """Workers 0 and 1 are each other's objects from now on, in each other's process."""
+    world.rrefs[0], world.rrefs[1] = world.rrefs[1], world.rrefs[0]
+
+
+def test_a_worker_that_is_another_object_now_is_attached_anew(trainer: Trainer) -> None:
+    """The old process still answers to the bell. Mutants: remember an attachment by the worker's number; an answer
+    by the worker's number alone."""
+    trainer.do(start)
+    trainer.do(swap)
+    trainer.do(pushed, 3.0)
+    assert trainer.do(everywhere, weights_of) == [(3.0, 3.0)] * 3
+    for worker, value in ((0, 4.0), (1, 5.0)):
+        trainer.do(pushed, value, worker_ids=[worker])
+        assert trainer.do(ask, worker, weights_of) == (value, value)
+    assert trainer.do(ask, 0, weights_of) == (4.0, 4.0)
+    trainer.do(end)
+
+
+def init_again(world: SimpleNamespace) -> None:
+    world.updater.init()
+
+
+def test_init_asks_everybody_anew(fresh_trainer: Trainer) -> None:
+    """Nothing is published by it, so an answer on the roster may be older than the worker's death. Mutant: take the
+    roster's answer for a version that was answered before."""
+    trainer = fresh_trainer
+    trainer.do(start, timeout=3.0)
+    trainer.do(init_again)
+    os.kill(trainer.do(ask, 1, pid_of), signal.SIGKILL)
+    with pytest.raises(PushError) as caught:
+        trainer.do(init_again)
+    assert set(caught.value.errors) == {1}
+
+
+def test_a_worker_that_timed_out_is_let_go_too(trainer: Trainer) -> None:
+    """Mutant: detach those only that confirmed the last push."""
+    trainer.do(start, timeout=1.0)
+    pid = trainer.do(ask, 1, pid_of)
+    stop(pid)
+    try:
+        with pytest.raises(PushTimeout):
+            trainer.do(push, 3.0)
+        trainer.do(end)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: trainer.do(everywhere, bound_version) == [0, 0, 0], "all modules unbound")
+    assert trainer.do(everywhere, listeners) == [0, 0, 0]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shmsync import ChannelClosed, PushError, PushTimeout
+from tests.helpers.processes import stop
 from tests.helpers.rpc_worlds import (
     ask,
     bound_version,
@@ -63,7 +64,7 @@ def test_a_stopped_worker(trainer: Trainer) -> None:
     """PushTimeout within the timeout, naming it; the others are updated; once it goes on it catches up by itself, and a
     retry for it alone works. Mutant: wait for the workers one after the other, each with the whole timeout."""
     pids = trainer.do(start)
-    os.kill(pids[0], signal.SIGSTOP)
+    stop(pids[0])
     try:
         error, seconds = trainer.do(outcome, 2.0)
         assert isinstance(error, PushTimeout)
@@ -88,7 +89,7 @@ def test_a_worker_that_is_stopped_before_it_has_attached(trainer: Trainer) -> No
     """It is named, attaches by itself when it goes on, and the next push finds it attached. Mutant: send the first
     message without a timeout."""
     pid = trainer.do(prepare)[2]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         error, seconds = trainer.do(outcome, 1.0)
         assert isinstance(error, PushTimeout)
@@ -112,7 +113,7 @@ def test_two_stopped_workers_cost_one_timeout_and_close_is_bounded_too(trainer: 
     """Mutant: give each worker's answer a timeout of its own."""
     pids = trainer.do(start)
     for pid in pids[:2]:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         error, seconds = trainer.do(outcome, 2.0)
         assert set(error.errors) == {0, 1}
@@ -130,7 +131,7 @@ def test_a_push_without_waiting_does_not_wait_for_a_stopped_worker(trainer: Trai
     """Its answer comes into `last_push` when it goes on; the others' are there before. Mutant: await each answer as
     it is sent."""
     pids = trainer.do(start)
-    os.kill(pids[1], signal.SIGSTOP)
+    stop(pids[1])
     try:
         error, seconds = trainer.do(outcome, 2.0, wait=False)
         assert error is None

@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase
 from shmsync import PushError, PushTimeout, RPCWeightUpdater
 from tests.helpers import collectors
 from tests.helpers.collectors import Corridor, ask, collect, pid_of, push, value_of, version_of
+from tests.helpers.processes import stop
 from tests.helpers.trainers import Trainer, wait_for
 
 Start = Callable[..., Trainer]
@@ -54,7 +55,7 @@ def test_a_stopped_worker_delays_a_push_by_its_timeout_and_is_named(start: Start
     messages without a timeout."""
     trainer = start(build=build)
     pid = trainer.do(ask, 0, pid_of)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         error, seconds = trainer.do(timed, push, 2.0)
         assert isinstance(error, PushTimeout)
@@ -69,7 +70,7 @@ def test_a_stopped_worker_delays_a_push_by_its_timeout_and_is_named(start: Start
     trainer.do(push, 3.0, worker_ids=[0])
     assert [trainer.do(ask, worker, value_of) for worker in (0, 1)] == [3.0, 2.0]
     assert trainer.do(collect).actions == [2.0, 3.0]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         error, seconds = trainer.do(timed, close)
         assert error is None

@@ -5,6 +5,7 @@ Mutants: wake one only; a private futex; wait without comparing; ring before the
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -40,7 +41,7 @@ def waiting(follower: Subscriber, version: int) -> tuple[threading.Thread, list[
     def wait() -> None:
         try:
             back.append(follower.wait(version, LONG_SECONDS))
-        except ChannelClosed as error:
+        except Exception as error:
             back.append(error)
 
     thread = threading.Thread(target=wait)
@@ -159,6 +160,23 @@ def test_closing_a_subscriber_ends_its_waits(channel, subscriber, monkeypatch) -
     thread.join()
     assert isinstance(back[0], ChannelClosed)
     assert time.monotonic() - begin < SOON_SECONDS
+
+
+def test_a_wait_that_is_closed_says_so_and_nothing_else(channel, monkeypatch) -> None:
+    """Whatever it was looking at. Mutant: look at the owner's lock without the mutex."""
+    interval = sys.getswitchinterval()
+    monkeypatch.setattr("shmsync.subscriber._LOOK_SECONDS", 0.0)
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            follower = Subscriber(channel.handle)
+            pairs = [waiting(follower, 1) for _ in range(3)]
+            follower.close()
+            for thread, back in pairs:
+                thread.join()
+                assert [type(error) for error in back] == [ChannelClosed]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_the_count_wraps_around(channel, subscriber) -> None:

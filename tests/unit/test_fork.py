@@ -6,6 +6,7 @@ the publisher's descriptors open (the owner seems alive after its death).
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from torch import nn
 from shmsync import Publisher, Subscriber
 from tests.helpers import probes
 from tests.helpers.models import filled, uniform
+from tests.helpers.trainers import wait_for
 
 SHAPES = {"leaf": (10,)}
 
@@ -242,6 +244,39 @@ def test_a_fork_in_the_middle_of_a_forward(channel, subscriber) -> None:
     assert worker() == 7
     worker.child.go()
     assert worker.child.result() == "1.0"
+
+
+def test_a_fork_waits_for_a_switch(channel, subscriber, monkeypatch) -> None:
+    """In the middle of one the child would have a lease more than it knows of. Mutant: fork at any time."""
+    follower, worker = subscriber(channel), Policy()
+    binding = follower.bind(worker)
+    point, in_switch, go_on = binding._targets.point, threading.Event(), threading.Event()
+
+    def slow(*args: object) -> object:
+        in_switch.set()
+        go_on.wait(20)
+        return point(*args)
+
+    monkeypatch.setattr(binding._targets, "point", slow)
+    channel.publish()
+    switching = threading.Thread(target=follower.refresh)
+    switching.start()
+    assert in_switch.wait(20)
+    threading.Timer(0.2, go_on.set).start()
+    child = Child(lambda wait: dict(follower._data.holder.counts))
+    switching.join()
+    assert child.result().endswith(": 1}")
+
+
+def test_a_dead_worker_is_off_the_roster_though_its_child_lives(channel, peer) -> None:
+    """Mutant: leave the parent's mapping of CTL in the child."""
+    worker = peer()
+    child = worker.call(bind_and_fork, str(channel.handle))
+    try:
+        worker.kill()
+        wait_for(lambda: [line.pid for line in channel.subscribers()] == [child], "the child alone on the roster")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_forks_do_not_add_up(channel, subscriber) -> None:

@@ -23,7 +23,7 @@ from shmsync import (
     Publisher,
     ShmSyncError,
 )
-from shmsync.publisher import _Store
+from shmsync.channel import Store
 from tests.helpers.models import fill, filled, uniform
 
 SHAPES = {"small": (10,), "large": (1000,), "scalar": ()}
@@ -40,6 +40,21 @@ def test_nothing_is_published_at_construction(channel, subscriber) -> None:
     assert (channel.version, follower.seen) == (0, 0)
     with pytest.raises(NothingPublished, match="Nothing is published"):
         follower.lease()
+
+
+def test_a_push_is_one_line_in_the_log_for_those_who_ask(publisher, caplog) -> None:
+    """Mutants: log at INFO; a line per leaf."""
+    channel = publisher({"a": torch.zeros(2), "b": torch.zeros(3)}, name="policy")
+    with caplog.at_level("INFO", "shmsync"):
+        channel.publish()
+    assert caplog.messages == []
+    with caplog.at_level("DEBUG", "shmsync"):
+        channel.publish()
+        channel.publish(worker_ids=[2, 0])
+    assert [text.rpartition(",")[0] for text in caplog.messages] == [
+        "policy: version 2 to everybody, 2 leaves, 20 bytes",
+        "policy: version 3 to workers [0, 2], 2 leaves, 20 bytes",
+    ]
 
 
 def test_a_publication_says_what_was_written(channel) -> None:
@@ -155,13 +170,13 @@ def test_a_failed_copy_burns_its_number_and_shows_nothing(channel, subscriber, m
 
 def break_copies(patch: pytest.MonkeyPatch) -> None:
     """From now on the first leaf arrives and then the copy fails."""
-    copy_in = _Store.copy_in
+    copy_in = Store.copy_in
 
-    def broken(store: _Store, slot: int, leaves: np.ndarray) -> None:
+    def broken(store: Store, slot: int, leaves: np.ndarray) -> None:
         copy_in(store, slot, leaves[:1])
         raise RuntimeError("half way")
 
-    patch.setattr(_Store, "copy_in", broken)
+    patch.setattr(Store, "copy_in", broken)
 
 
 def test_after_a_failed_partial_push_its_leaf_is_not_taken_for_written(channel, subscriber, monkeypatch) -> None:

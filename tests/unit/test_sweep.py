@@ -99,6 +99,8 @@ ALIASES: dict[str, Callable[[nn.Module], Any]] = {
     "array": lambda module: module.weight.detach().numpy(),
     "memoryview": lambda module: memoryview(module.weight.detach().numpy()),
     "graph": lambda module: module(torch.ones(1, WIDTH, requires_grad=True)),
+    "storage": lambda module: module.weight.untyped_storage(),
+    "storage of data": lambda module: module.weight.data.untyped_storage(),
     "dlpack": lambda module: np.from_dlpack(module.weight.detach()),
 }
 

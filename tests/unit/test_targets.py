@@ -162,6 +162,40 @@ def test_tensors_that_no_longer_fit_are_an_error_at_the_next_version(world, spoi
     it.follower.close()
 
 
+@pytest.mark.parametrize("mode", ["map", "copy"])
+@pytest.mark.parametrize("depth", ["layer", "block"])
+def test_a_submodule_that_was_replaced_is_followed(world, mode, depth) -> None:
+    """Mutant: watch the tables of parameters alone, which are the old submodule's."""
+    it = world(lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3)), mode=mode)
+    it.push(1)
+    if depth == "layer":
+        it.worker[0][0] = nn.Linear(3, 3)
+    else:
+        it.worker[0] = nn.Sequential(nn.Linear(3, 3))
+    for k in (2, 3):
+        it.push(k)
+        assert uniform(it.worker) == k
+    it.worker[1] = nn.Linear(3, 2)
+    it.channel.publish()
+    with pytest.raises(BindingLost, match="no longer the module's"):
+        it.worker(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("mode", ["map", "copy"])
+def test_another_shape_at_the_same_address_is_noticed(world, mode) -> None:
+    """Mapped parameters get the channel's shape back, as they get its values; copies can't be made."""
+    it = world(lambda: nn.Linear(4, 4), mode=mode)
+    it.push(1)
+    it.worker.weight.data = it.worker.weight.data.view(2, 8)
+    if mode == "map":
+        it.push(2)
+        assert (uniform(it.worker), it.worker.weight.shape) == (2, (4, 4))
+        return
+    it.channel.publish()
+    with pytest.raises(BindingLost, match=r"expected shape \(4, 4\), got \(2, 8\) - at `weight`"):
+        it.worker(torch.ones(1, 4))
+
+
 def test_a_doubled_module_is_followed_where_copies_are_cast(world) -> None:
     it = world(mode="copy")
     it.push(1)
