@@ -55,6 +55,7 @@ class Host:
         self.rival.send()
         seconds = time.perf_counter() - begin
         self.check()
+        self.rival.settle()
         return seconds
 
     def push_busy(self, pushes: int) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from .copies import timed
 from .host import WrongWeights
 from .policy import ProbePolicy, value_of
 from .processes import Child
+from .rivals.shmsync_updater import sweep_seconds
 from .workloads import ALL, Workload
 
 _WITH_WEIGHTS = 8
@@ -87,6 +89,7 @@ class PlainPublisher:
         expected = float(value_of(self._version))
         if any(pair != (expected, expected) for pair in self._receive_all()):
             raise WrongWeights(f"Expected version value {expected} in all subscribers")
+        time.sleep(sweep_seconds(len(self._workers)))
         return seconds
 
     def memory(self) -> dict[str, Any]:

@@ -54,6 +54,9 @@ class Rival:
         """Push the policy's weights to all workers. This is what is timed."""
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """After a push was measured: wait for what it leaves its workers to do, which is nobody else's to bear."""
+
     def doubt(self) -> None:
         """Let the next push send what it sends to workers that do not answer by themselves."""
 
