@@ -1,11 +1,11 @@
-# `make help` lists what there is. A target sets up what it needs in .venv; nothing outside of this folder is touched.
+# `make help` lists what there is. A target sets up what it needs in .venv; nothing outside of this folder is touched, but pip's cache.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(addprefix $(VENV)/., demo test lint bench)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# What an installation depends on. pip's -c keeps torch at the tested build: a plain `torch` may pull gigabytes.
+# What an installation depends on. pip's -c keeps torch at the tested version; which build of it (CPU or CUDA) is the index's choice: see the README.
 INPUTS := pyproject.toml setup.py constraints.txt $(shell find csrc -type f)
 
 DEMO_ARGS ?=
@@ -45,7 +45,7 @@ bench-compare: $(VENV)/.bench ## compare two results: make bench-compare A=old.j
 	$(BIN)/python -m bench compare $(A) $(B)
 
 clean: ## remove what was built, but for .venv
-	rm -rf build dist *.egg-info shmsync/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist demo-out *.egg-info shmsync/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	rm -f $(STAMPS)
 	find shmsync tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

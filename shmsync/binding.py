@@ -83,6 +83,7 @@ class Binding:
         """A block in which no switch happens, for `get_dist`, a critic or a backward pass; gives the version.
 
         Like a forward it begins on the newest version, unless this thread is inside one already.
+        Contract: a switch waits for its end, and other threads' forwards that want one for at most 100 ms.
         """
         self._gate.enter()
         try:
@@ -115,7 +116,10 @@ class Binding:
         self._at_entry = action
 
     def unbind(self) -> None:
-        """Let the modules go, with the values that they show now in memory of their own. A second call does nothing."""
+        """Let the modules go, with the values that they show now in memory of their own. A second call does nothing.
+
+        Contract: waits up to 10 s for other threads' forwards.
+        """
         self._gate.exclusive(self._let_go)
         self._gate.disarm()
 

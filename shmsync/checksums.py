@@ -63,7 +63,7 @@ def hasher() -> Callable[[int, int], list[int]]:
         digest = importlib.import_module("xxhash").xxh3_64_intdigest
     except ImportError:
         raise ShmSyncError(
-            "Checksums need the compiled extension or the xxhash package: pip install 'shmsync[checksum]'"
+            "Checksums need the compiled extension or the xxhash package: pip install xxhash (the extra `checksum`)"
         ) from None
 
     def of(address: int, nbytes: int) -> list[int]:

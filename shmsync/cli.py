@@ -1,6 +1,6 @@
 """The command line: `python -m shmsync doctor | ls | inspect | top | verify`. Each with --json for programs.
 
-Exit codes: 0 = good; 1 = something is wrong (doctor, verify); 2 = a wrong command or target, said in one line.
+Exit codes: 0 = good; 1 = something is wrong; 2 = a wrong command or target, said in one line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     def command(run: Callable[[argparse.Namespace], int], text: str, target: bool = False) -> argparse.ArgumentParser:
         made = commands.add_parser(run.__name__.strip("_"), help=text, description=text)
         made.set_defaults(run=run)
-        made.add_argument("--json", action="store_true", help="one JSON document, for programs")
+        made.add_argument(
+            "--json",
+            action="store_true",
+            help="for programs: a document per channel (inspect) or look (top)",
+        )
         if target:
             made.add_argument("target", help="the owner's pid, or a handle")
         return made
@@ -57,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     command(_doctor, "whether this machine can run shmsync, and how well")
     command(_ls, "the live channels of this user")
     command(_inspect, "layout, slots and subscribers of a channel", target=True)
-    top = command(_top, "versions, bytes and lag per second, until interrupted")
+    top = command(_top, "versions and bytes per second, and lag, until interrupted")
     top.add_argument("--seconds", type=float, default=1.0, help="between two looks")
     top.add_argument("--count", type=int, default=0, help="so many looks; 0 = until interrupted")
     command(_verify, "compare the bytes of a channel with its checksums", target=True)

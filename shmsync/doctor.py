@@ -52,14 +52,14 @@ def _channel() -> Finding:
 
 def _memory() -> Finding:
     room, by = limits.least_room()
-    text = f"{room / 2**30:.1f} GiB left for slots, by {by}; a run needs three times its weights"
+    text = f"{room / 2**30:.1f} GiB left for slots, by {by}; a run needs some three times its weights"
     return Finding("memory", GOOD if room > _LITTLE_NBYTES else SLOW, text)
 
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     state = GOOD if soft >= _FEW_DESCRIPTORS else SLOW
-    return Finding("descriptors", state, f"{soft} (at most {hard}); a channel takes 4 of the trainer and 3 of a worker")
+    return Finding("descriptors", state, f"{soft} (at most {hard}); a channel takes 3 of the trainer and 3 of a worker")
 
 
 def _extension() -> Finding:

@@ -164,7 +164,7 @@ class PushError(ShmSyncError, RuntimeError):
         super().__init__(
             f"Version {version} is published, but {len(ids)} worker(s) did not confirm it:\n  "
             + "\n  ".join(parts)
-            + f"\nThe other workers are up to date; push again with worker_ids={ids} to retry these alone."
+            + f"\nThe others that were asked have it; push_weights(worker_ids={ids}) publishes again, to these alone."
         )
 
     def __reduce__(self) -> tuple[type, tuple[int, dict[int, BaseException]]]:

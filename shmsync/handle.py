@@ -48,7 +48,9 @@ class Handle:
                 raise ValueError
             return cls(int(pid), int(fd), nonce, int(epoch), host, boot_id, namespace)
         except ValueError:
-            raise ChannelError(f"Expected the text of a shmsync handle, got {text!r}") from None
+            raise ChannelError(
+                f"Expected the text of a shmsync handle, got {text!r}; pass str(publisher.handle)"
+            ) from None
 
     def __str__(self) -> str:
         return ":".join(

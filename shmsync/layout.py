@@ -169,6 +169,6 @@ def _one_value(group: list[Named]) -> Tensor:
         if not same_bits(first.tensor, other.tensor):
             raise TiedLeavesDiffer(
                 f"`{first.key}` and `{other.key}` are tied, stored once, and were given different values; "
-                "nothing was written"
+                "nothing was written. Give one of them, or the same values"
             )
     return first.tensor

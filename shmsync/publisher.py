@@ -49,7 +49,7 @@ class Publisher:
     ``weights``: an nn.Module, a TensorDict, a (possibly flat, dotted) state dict, or a dict of these, which then change
     together under one version. They fix the layout; nothing is published yet (version 0). None: the first published
     weights fix it. ``dtype``: store floating leaves as this dtype. ``max_subscribers``: how many may attach, and the
-    bound of worker ids. ``max_slots``: None grows as far as ever needed. ``timeout``: seconds that a publish waits for
+    bound of worker ids. ``max_slots``: None = 3 * max_subscribers + 2. ``timeout``: seconds that a publish waits for
     a slot once ``max_slots`` is reached. ``checksum``: store checksums with each version, for ``Subscriber.verify``.
     ``name``: for people.
 
@@ -93,7 +93,7 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """The newest published version; 0 = nothing yet."""
+        """The newest published version; 0 = nothing yet, or closed."""
         return slots.version_of(self._store.writer.newest) if self._store else 0
 
     @property
@@ -116,7 +116,8 @@ class Publisher:
 
         Raises LayoutMismatch, UnsupportedLeaf, TiedLeavesDiffer, WorkerIdError before anything is written,
         SlotsExhausted or OutOfSharedMemory if there is no room; subscribers then keep the version they have.
-        Contract: one copy of the changed bytes, whatever the number of subscribers; blocks for that copy; threads take
+        Contract: one copy of the given leaves and of those that the slot lacks, whatever the number of subscribers;
+        waits up to ``timeout`` for a slot where all are leased; empty ``worker_ids`` publish nothing; threads take
         turns; if this process dies meanwhile, the old version stays.
         """
         begin = time.perf_counter()
@@ -145,7 +146,9 @@ class Publisher:
         if source is None:
             raise NothingPublished("The publisher was made without weights, so publish() needs some")
         if partial and not self.version:
-            raise LayoutMismatch("A partial publish completes the newest version, but nothing is published yet")
+            raise LayoutMismatch(
+                "A partial publish completes the newest version, but nothing is published yet; publish all of them once"
+            )
         store = self._store
         if store is None:
             store = self._store = self._control.define(
@@ -231,7 +234,7 @@ class Publisher:
                 "Publisher of its own"
             )
         if not self._finalizer.alive:
-            raise ChannelClosed(f"Publisher {self.name!r} is closed")
+            raise ChannelClosed(f"Publisher {self.name!r} is closed; make another one")
 
 
 def _check_options(

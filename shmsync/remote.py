@@ -158,7 +158,8 @@ def attached_as(nonce: str, worker_id: int) -> Attachment:
         known = _attached.get((nonce, worker_id))
     if known is None:
         raise NotAttached(
-            f"Worker {worker_id} (pid {os.getpid()} on {socket.gethostname()}) has not attached to channel {nonce}"
+            f"Worker {worker_id} (pid {os.getpid()} on {socket.gethostname()}) has not attached to channel {nonce}; "
+            "the next push attaches it"
         )
     return known
 

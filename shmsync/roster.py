@@ -1,4 +1,4 @@
-"""The roster: one line per subscriber, for people, metrics and wishes. Safety never depends on it."""
+"""The roster: one line per subscriber, for people, metrics, and the answers to the bell. Safety never depends on it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def open_remote(pid: int, fd: int, flags: int) -> int:
         if not target.startswith("/memfd:shmsync-"):
             # A reused number may be a FIFO, which would block, or a device: look before opening.
             raise PublisherGone(
-                f"Expected a shmsync segment under {path}, found {target!r}: pid {pid} closed the channel"
+                f"Expected a shmsync segment under {path}, found {target!r}: pid {pid} closed the channel. "
+                "Get a handle from the publisher that runs now"
             )
         opened = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -113,8 +114,7 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
 class Mapping:
     """One mapped range of a segment.
 
-    ``writable_shared`` maps it for the publisher: writes reach the segment, children do not inherit it. Otherwise the
-    range is private, copy on write: this process's own writes never reach the segment.
+    ``prot``, ``flags``: as for mmap; ``map_shared``, ``map_readonly`` and ``map_private`` are the three ways in use.
     Contract: the memory is unmapped when the mapping and the last tensor or memoryview over it are gone.
     """
 

@@ -95,7 +95,8 @@ class Subscriber:
             self._head = wire.parse_ctl(os.pread(fd, wire.PAGE, 0), size)
             if self._head.nonce.hex() != self.handle.nonce:
                 raise PublisherGone(
-                    f"The channel of pid {self.handle.pid} has ended; another one lives under its descriptor number"
+                    f"The channel of pid {self.handle.pid} has ended; another one lives under its descriptor number: "
+                    "get a handle from the publisher that runs now"
                 )
             if self.worker_id is not None:
                 (self.worker_id,) = ids.resolve([self.worker_id], self._head.subscribers)
@@ -124,7 +125,10 @@ class Subscriber:
 
     @property
     def seen(self) -> int:
-        """The newest version that is addressed to this subscriber. Contract: two memory reads."""
+        """The newest version that is addressed to this subscriber.
+
+        Contract: after the first call two memory reads and a store to the roster, no system call.
+        """
         self._check_open()
         data = self._look_for_data()
         if data is None:
@@ -207,7 +211,7 @@ class Subscriber:
         deadline = None if timeout is None else time.monotonic() + timeout
         bell = self.bell
         if bell is None:
-            raise ChannelClosed(f"Subscriber {self.name!r} is closed")
+            raise ChannelClosed(f"Subscriber {self.name!r} is closed; make another one")
         while True:
             count = bell.count  # before the look at the rows
             if (seen := self.seen) >= version:
@@ -225,7 +229,7 @@ class Subscriber:
     def refresh(self) -> int:
         """Let all bindings switch now, between two forwards; the version in use afterwards.
 
-        Contract: waits at most 100 ms for running forwards; if they go on, they switch at their next entry.
+        Contract: waits at most 100 ms per binding for running forwards; if they go on, they switch at their next entry.
         """
         self._check_open()
         for binding in list(self._bindings):
@@ -245,7 +249,9 @@ class Subscriber:
             raise ShmSyncError("The channel has no checksums; make its Publisher with checksum=True")
         newest = 0 if data is None else self._run(slots.acquire(data.holder))
         if data is None or not newest:
-            raise NothingPublished("Nothing is published on the channel yet, so there is nothing to verify")
+            raise NothingPublished(
+                "Nothing is published on the channel yet, so there is nothing to verify; wait(1) first"
+            )
         with self._locked():
             held = list(data.holder.counts)
             for slot in held:
@@ -275,6 +281,7 @@ class Subscriber:
         """Unbind all modules (they keep their values) and let go of the channel. A second call does nothing.
 
         A lease that is still held keeps its slot until it ends.
+        Contract: waits up to 10 s per binding for other threads' forwards; copies the mapped weights.
         """
         faults.at("close.unbind")
         for binding in list(self._bindings):
@@ -505,7 +512,7 @@ class Subscriber:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ChannelClosed(f"Subscriber {self.name!r} is closed")
+            raise ChannelClosed(f"Subscriber {self.name!r} is closed; make another one")
         if os.getpid() != self._pid:
             raise ShmSyncError(
                 f"Subscriber {self.name!r} belongs to process {self._pid}; make another one in process {os.getpid()}"

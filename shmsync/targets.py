@@ -203,7 +203,7 @@ class Targets:
         try:
             self._resolve()
         except (LayoutMismatch, BindingError) as error:
-            raise BindingLost(f"The bound parameters are no longer the module's own. {error}") from error
+            raise BindingLost(f"The bound parameters are no longer the module's own; bind it again. {error}") from error
         kept = {id(target.tensor) for target in self._mapped}
         self._privatize([target for target in before if id(target.tensor) not in kept])
 

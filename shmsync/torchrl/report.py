@@ -15,7 +15,7 @@ class WorkerReport:
 
     @property
     def status(self) -> str:
-        """ "in use" or "seen" with the version, "not confirmed", or the error."""
+        """Both versions, "not confirmed", or the error."""
         if self.error is not None:
             return f"{type(self.error).__name__}: {self.error}"
         if self.in_use is None:

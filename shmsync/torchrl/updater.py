@@ -28,8 +28,9 @@ class RPCWeightUpdater(UpdaterBase):
     """Pushes policy weights to collectors in other processes of this machine through shared memory.
 
     A drop-in for ``torchrl.collectors.distributed.RPCWeightUpdater``: pass the class itself,
-    ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with torchrl's five arguments or none of
-    them. Everything that is not given is taken from the collector when it is needed.
+    ``RPCCollector(..., weight_updater=RPCWeightUpdater)``, or an instance, with any of torchrl's five arguments. What
+    is not given is taken from the collector when it is needed; without one, ``collector_rrefs``, ``policy_weights``
+    and ``num_workers`` are needed.
 
     ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" notifies each addressed worker and, with
     ``wait=True``, awaits its answer: through shared memory from a worker that answers there, else by one small message
@@ -78,7 +79,7 @@ class RPCWeightUpdater(UpdaterBase):
 
     @classmethod
     def from_policy(cls, policy: Any) -> RPCWeightUpdater | None:
-        """An updater for a policy's weights, or None if it has none."""
+        """An updater for a module's weights; None for anything that is no nn.Module."""
         return cls(policy_weights=policy) if isinstance(policy, torch.nn.Module) else None
 
     # --- what a collector and a user call
@@ -153,7 +154,9 @@ class RPCWeightUpdater(UpdaterBase):
         Raises WorkerIdError, LayoutMismatch, UnsupportedLeaf, NothingPublished before anything is written or sent;
         PushError (PushTimeout) naming the workers that did not confirm within ``timeout``, when the others are up to
         date.
-        Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it.
+        SlotsExhausted, OutOfSharedMemory, TiedLeavesDiffer, ChannelClosed as Publisher.publish.
+        Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it, also if a worker
+        failed; with no worker addressed nothing happens.
         """
         given = policy_or_weights if weights is None else weights
         with self._mutex:
@@ -196,7 +199,7 @@ class RPCWeightUpdater(UpdaterBase):
     def close(self) -> None:
         """Let the workers' policies go (they keep their values) and end the channel. A second call does nothing.
 
-        Contract: ends within ``timeout``, whatever the workers do.
+        Contract: ends within ``timeout``, whatever the workers do, after a push that is going on.
         """
         with self._mutex:
             if self._closed:
@@ -323,12 +326,14 @@ class RPCWeightUpdater(UpdaterBase):
         """Late: the collector registers this updater before its workers exist."""
         rrefs = self.collector_rrefs or getattr(self.collector, "collector_rrefs", None)
         if not rrefs:
-            raise ShmSyncError(f"Worker {worker} has no RRef yet: the collector has not started its workers")
+            raise ShmSyncError(
+                f"Worker {worker} has no RRef yet: push after the collector was built, or give collector_rrefs="
+            )
         return rrefs[worker]
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelClosed("This RPCWeightUpdater is closed")
+            raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
 
 
 def _raise(version: int, errors: dict[int, BaseException]) -> None:

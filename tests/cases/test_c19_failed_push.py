@@ -74,6 +74,27 @@ def test_an_exception_after_half_of_the_copy(world, monkeypatch, error) -> None:
     assert worker.call(read) == (channel.version, 3.0)
 
 
+def test_a_partial_push_that_failed_leaves_no_leaf_that_is_taken_for_copied(world, monkeypatch) -> None:
+    """Its slot held an older version, and what would have been copied over from the newest is not there. Mutant: keep
+    the stamps over a failed copy."""
+    channel, worker = world
+    whole = Filler.fill
+
+    def fail(filler: Filler, *_: Any) -> None:
+        raise RuntimeError("at the first leaf")
+
+    for value in (2, 3, 4):
+        channel.publish(filled(SHAPES, value))
+        assert worker.call(read) == (channel.version, float(value))
+    for _ in range(3):
+        monkeypatch.setattr(Filler, "fill", fail)
+        with pytest.raises(RuntimeError, match="at the first leaf"):
+            channel.publish({"layer0": torch.full((500,), 4.0)}, partial=True)
+        monkeypatch.setattr(Filler, "fill", whole)
+        channel.publish({"layer0": torch.full((500,), 4.0)}, partial=True)
+        assert worker.call(read) == (channel.version, 4.0)
+
+
 def lead(state: Any) -> str:
     state.source = fill(policy(), 1)
     state.channel = Publisher(state.source)
