@@ -94,7 +94,7 @@ def _standing(results: Results) -> Iterator[str]:
     if small is not None and quiet is not None:
         yield (
             f"For a tiny policy (18 KB) an awaited push takes {quantity(small.spread.median, 's')}: sleeping workers "
-            f"wake up to answer. With notify=memory it takes {quantity(quiet.spread.median, 's')}, nobody confirms."
+            f"wake up to answer. Without answers (notify=memory) it takes {quantity(quiet.spread.median, 's')}."
         )
 
 
