@@ -98,8 +98,7 @@ class Store:
         self._given, self._written = given, []
         self._deadline = time.monotonic() + self._timeout
         try:
-            changed = np.array(given.numbers, np.int64)
-            word = slots.drive(slots.publish(self.writer, rows, changed), faults.watched("publish", self._perform))
+            word = slots.drive(slots.publish(self.writer, rows, given.array), faults.watched("publish", self._perform))
         finally:
             self._given = None
             faults.at("publish.ring")

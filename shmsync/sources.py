@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, compress
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class Changes:
         self.numbers = [change.leaf for change in changes]
         self.tensors = [change.tensor for change in changes]
         self.nbytes = sum(layout.leaves[number].nbytes for number in self.numbers)
-        self.token = token
+        self.token, self.array = token, np.array(self.numbers, np.int64)
         self.addresses: list[int] | None = None
 
 
