@@ -18,6 +18,7 @@ class Board:
         self.counts = self._file("counts", _COUNTS, places)
         self.stops = self._file("stops", np.dtype("<i8"), places)
         self.over = self._file("over", np.dtype("<i8"), 1)
+        self.pauses = self._file("pauses", np.dtype("<i8"), 1)  # of the whole machine, as the supervisor noticed them
 
     def _file(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
         path = self._folder / name
