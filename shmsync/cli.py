@@ -6,6 +6,7 @@ Exit codes: 0 = good; 1 = something is wrong; 2 = a wrong command or target, sai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -134,11 +135,8 @@ def _verified(handle: Handle) -> dict[str, Any]:
     seen = survey.look(handle, time.time())
     versions: list[int] = []
     if seen.checksum:
-        with Subscriber(handle, listed=False) as subscriber:
-            try:
-                versions = subscriber.verify()
-            except NothingPublished:
-                versions = []
+        with Subscriber(handle, listed=False) as subscriber, contextlib.suppress(NothingPublished):
+            versions = subscriber.verify()
     return {
         "pid": handle.pid,
         "versions": versions or [seen.version],

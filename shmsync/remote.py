@@ -43,20 +43,46 @@ class Attachment(Protocol):
         """Let the target go, with the values that it has."""
 
 
-class ModuleAttachment:
+class Following:
+    """What attachments that switch here have in common: a subscriber, and a listener that answers the bell for it."""
+
+    def __init__(self, target: Any, subscriber: Subscriber) -> None:
+        self.target, self._subscriber = target, subscriber
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+
+    def notified(self) -> tuple[int, int]:
+        """As Attachment says."""
+        raise NotImplementedError
+
+    def listen(self) -> None:
+        """As Attachment says."""
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(self._subscriber, self.notified)
+
+    def _after(self, switch: Callable[[], int]) -> tuple[int, int]:
+        """Switch, and answer: the version in use, and the newest that was seen before.
+
+        What comes during a switch has a ring and a message of its own.
+        """
+        seen = self._subscriber.seen
+        used = switch()
+        return used, max(used, seen)
+
+    def _leave(self) -> None:
+        self._subscriber.close()
+        if self._listener is not None:
+            self._listener.end()
+
+
+class ModuleAttachment(Following):
     """A plain module, or the module that is some object's `policy`."""
 
     def __init__(self, target: Any, subscribe: Subscribe) -> None:
         self._policy = _policy_of(target)
-        self.target, self._subscriber = target, subscribe()
+        super().__init__(target, subscribe())
         self._binding: Binding = self._subscriber.bind(self._policy)
-        self._listener: Listener | None = None
-        self._lock = threading.Lock()
-
-    def listen(self) -> None:
-        with self._lock:
-            if self._listener is None:
-                self._listener = Listener(self._subscriber, self.notified)
 
     def notified(self) -> tuple[int, int]:
         with self._lock:
@@ -64,14 +90,10 @@ class ModuleAttachment:
             if policy is not self._policy:  # it was given another one
                 self._binding.unbind()
                 self._policy, self._binding = policy, self._subscriber.bind(policy)
-        seen = self._subscriber.seen  # before the switch: what comes meanwhile has a ring and a message of its own
-        used = self._binding.refresh()
-        return used, max(used, seen)
+        return self._after(self._binding.refresh)
 
     def close(self) -> None:
-        self._subscriber.close()
-        if self._listener is not None:
-            self._listener.end()
+        self._leave()
 
 
 Maker = Callable[[Any, Subscribe], Attachment]

@@ -6,7 +6,6 @@ Known by what it has, not by its class, so that every torchrl release that has t
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError
-from ..listener import Listener
 
 _log = logging.getLogger("shmsync")
 
@@ -46,7 +44,7 @@ class PolicyProxy:
         return repr(self._policy)
 
 
-class CollectorAttachment:
+class CollectorAttachment(remote.Following):
     """Binds a collector's policy.
 
     While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is
@@ -55,10 +53,8 @@ class CollectorAttachment:
     """
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
-        self.target, self._subscriber = collector, subscribe()
+        super().__init__(collector, subscribe())
         self._running = 0
-        self._lock = threading.Lock()
-        self._listener: Listener | None = None
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
         self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
         self._binding.at_entry(self._stamp)
@@ -71,19 +67,10 @@ class CollectorAttachment:
             # It would keep the storages from before the binding alive, a second private copy of the weights.
             collector.policy_weights = TensorDict.from_module(policy)
 
-    def listen(self) -> None:
-        with self._lock:
-            if self._listener is None:
-                self._listener = Listener(self._subscriber, self.notified)
-
     def notified(self) -> tuple[int, int]:
         with self._lock:
             at_once = not self._running or self._steps_at_random()
-        seen = self._subscriber.seen  # before the switch: what comes meanwhile has a ring and a message of its own
-        if at_once:
-            self._binding.refresh()
-        used = self._binding.version
-        return used, max(used, seen)
+        return self._after(self._binding.refresh if at_once else lambda: self._binding.version)
 
     def close(self) -> None:
         # A later attachment may have put its own in these places.
@@ -92,9 +79,7 @@ class CollectorAttachment:
         for name, method in self._methods.items():
             if getattr(getattr(self.target, name), "__self__", None) is self:
                 setattr(self.target, name, method)
-        self._subscriber.close()
-        if self._listener is not None:
-            self._listener.end()
+        self._leave()
 
     def _stamp(self, version: int) -> None:
         tracker = getattr(self.target, "policy_version_tracker", None)

@@ -104,13 +104,19 @@ def test_partial_pushes_keep_the_sums_right(publisher, subscriber) -> None:
         lease.close()
 
 
-def test_the_bound_version_is_verified_beside_the_newest(publisher, subscriber) -> None:
-    source = nn.Linear(64, 64)
+@pytest.fixture
+def bound(publisher, subscriber) -> tuple[nn.Module, Any, Any, nn.Module]:
+    """The trainer's module, its channel at version 1, a subscriber, and a module that is bound to it."""
+    source, module = nn.Linear(64, 64), nn.Linear(64, 64)
     channel = publisher(fill(source, 1), checksum=True)
     channel.publish()
     follower = subscriber(channel)
-    module = nn.Linear(64, 64)
     follower.bind(module)
+    return source, channel, follower, module
+
+
+def test_the_bound_version_is_verified_beside_the_newest(bound) -> None:
+    source, channel, follower, module = bound
     damage(channel, 5)
     channel.publish(fill(source, 2))
     with pytest.raises(ChannelCorrupt, match="Version 1"):
@@ -120,13 +126,8 @@ def test_the_bound_version_is_verified_beside_the_newest(publisher, subscriber) 
     assert uniform(module) == 2
 
 
-def test_a_worker_that_wrote_itself_is_told_so(publisher, subscriber) -> None:
-    source = nn.Linear(64, 64)
-    channel = publisher(fill(source, 1), checksum=True)
-    channel.publish()
-    follower = subscriber(channel)
-    module = nn.Linear(64, 64)
-    follower.bind(module)
+def test_a_worker_that_wrote_itself_is_told_so(bound, subscriber) -> None:
+    _, channel, follower, module = bound
     with torch.no_grad():
         module.bias[3] = 7
     with pytest.raises(ChannelCorrupt, match="`bias`.*this process wrote there"):
