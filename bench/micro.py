@@ -16,7 +16,7 @@ from .policy import ProbePolicy
 from .processes import Child
 from .workloads import ALL, Pieces
 
-CALLS = 2000
+CALLS, REPOINTS = 2000, 200
 COUNTS = (10, 200, 2000)
 # Pushes are a trainer's step apart, and what a worker does off their path is done by then.
 _STEP_SECONDS = 0.03
@@ -66,7 +66,8 @@ class MicroPublisher:
             self._publishers[name].publish()
             switch, point = self._child.call("switch", name)
             found |= {f"switch {name}": switch, **({f"re-point {name}": point} if point else {})}
-        return found
+        loop = self._child.call("repoint", "kb200")
+        return found | ({"re-point kb200, in a loop": loop} if loop else {})
 
     def _warm_switch(self, name: str) -> dict[str, float]:
         """The same for one of several pushes right after each other: what they touch is in the caches."""
@@ -92,6 +93,7 @@ class MicroSubscriber:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._x = torch.zeros(4)
+        self._pointed: dict[str, dict[Any, tuple[Any, ...]]] = {}  # by name and span: what a re-pointing was given
 
     def attach(self, handles: dict[str, str]) -> None:
         """Bind a policy to each channel; keep an unbound one beside it."""
@@ -123,11 +125,22 @@ class MicroSubscriber:
         """Seconds of a switch to what has just been published, and of the re-pointing in it, if that can be told."""
         binding = self._bindings[name]
         before = binding.version
-        with _pointing(binding) as pointing:
+        with _pointing(binding, self._pointed.setdefault(name, {})) as pointing:
             seconds = timed(binding.refresh)
         if binding.version != before + 1:
             raise RuntimeError(f"Expected a switch from version {before} to the next, got {binding.version}")
         return seconds, (sum(pointing) if pointing else None)
+
+    def repoint(self, name: str) -> float | None:
+        """Seconds of one re-pointing of many, over the slots that switches have been to, back to the one in use."""
+        rounds = [*self._pointed[name].values()]
+        if not rounds:
+            return None
+        point = self._bindings[name]._point
+        begin = time.perf_counter()
+        for number in range(1, REPOINTS + 1):
+            point(*rounds[(number - REPOINTS - 1) % len(rounds)])
+        return (time.perf_counter() - begin) / REPOINTS
 
     def attach_anew(self, handle: str) -> float:
         """Subscribe and bind another policy, then leave."""
@@ -156,14 +169,23 @@ class MicroSubscriber:
 
 
 @contextmanager
-def _pointing(binding: Any) -> Iterator[list[float]]:
-    """Seconds spent in giving parameters their new storage; empty if this version has no such method."""
+def _pointing(binding: Any, given: dict[Any, tuple[Any, ...]]) -> Iterator[list[float]]:
+    """Seconds spent in giving parameters their new storage; empty if this version has no such method.
+
+    What the method was given is put into `given`, by where the slot is mapped, the last one last.
+    """
     seconds: list[float] = []
     point = getattr(binding, "_point", None)
     if point is None:
         yield seconds
         return
-    binding._point = lambda *args: seconds.append(timed(point, *args))
+
+    def watched(*args: Any) -> None:
+        given.pop(args[-1], None)
+        given[args[-1]] = args
+        seconds.append(timed(point, *args))
+
+    binding._point = watched
     try:
         yield seconds
     finally:

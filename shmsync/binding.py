@@ -74,6 +74,13 @@ class Binding:
 
     def refresh(self) -> int:
         """Switch now if there is news and no forward goes on; waits at most 100 ms for one. The version in use."""
+        version = self.follow()
+        self._subscriber.sweep_left()
+        return version
+
+    def follow(self) -> int:
+        """As `refresh`, for who is awaited: the slot that was left is not looked at now, but by `Subscriber.answer` or
+        at the next forward."""
         if self._open:
             self._gate.try_switch()
         return self.version
@@ -165,6 +172,9 @@ class Binding:
     def _switch(self) -> None:
         if self._targets is None:
             self._resolve()
+        if not torch.is_inference_mode_enabled():
+            self._subscriber.switch(self._bound, self._point)
+            return
         with torch.inference_mode(False):
             self._subscriber.switch(self._bound, self._point)
 

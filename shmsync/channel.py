@@ -33,6 +33,7 @@ class Control:
         self._fd = segment.create("ctl", self.head.nbytes)
         self.mapping = segment.map_shared(self._fd, 0, self.head.nbytes)
         self.bell = Bell(self.mapping)
+        self.answers = roster.Answers(self.mapping, subscribers)
         raw = wire.pack_ctl(self.head)
         memoryview(self.mapping.buffer).cast("B")[: len(raw)] = raw
         self.locks = Locks(segment.reopen(self._fd, os.O_RDWR))
@@ -47,9 +48,6 @@ class Control:
 
     def roster(self) -> list[RosterLine]:
         return roster.read(self.mapping, self.locks, self.head.subscribers)
-
-    def answers(self) -> dict[tuple[int, int], tuple[int, int]]:
-        return roster.answers(self.mapping, self.head.subscribers)
 
     def abandon(self) -> None:
         """Close the descriptors and nothing else."""
@@ -66,7 +64,7 @@ class Control:
         self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
         faults.at("end.closed")
         self.bell.ring()
-        del self.mapping, self.bell  # gone, even if somebody keeps the closed publisher
+        del self.mapping, self.bell, self.answers  # gone, even if somebody keeps the closed publisher
         if self.store is not None:
             self.store.close()
         self.locks.close()
@@ -92,10 +90,12 @@ class Store:
         self._given: Changes | None = None
         self._written: list[int] = []
         self._deadline = 0.0
+        self._end_of_rows = 1  # no row from here on was ever stored
 
     def publish(self, rows: list[int], given: Changes) -> tuple[int, int, int]:
         """Version, bytes and leaves written."""
         self._given, self._written = given, []
+        self._end_of_rows = max(self._end_of_rows, rows[-1] + 1)
         self._deadline = time.monotonic() + self._timeout
         try:
             word = slots.drive(slots.publish(self.writer, rows, given.array), faults.watched("publish", self._perform))
@@ -117,7 +117,7 @@ class Store:
         return getattr(self, operation[0])(*operation[1:])
 
     def load_rows(self) -> list[int]:
-        return self._rows.tolist()
+        return self._rows[: self._end_of_rows].tolist()
 
     def store_row(self, row: int, word: int) -> None:
         self._rows[row] = word

@@ -88,12 +88,14 @@ class Gate:
             self._has_news, self._switch = bool, lambda: None
 
     def _switch_when_empty(self) -> None:
+        """With news there: switch, after waiting for those that are inside."""
         if self._inside:
             now = time.monotonic()
             if now > self._hold_until + _REST * self._patience:
                 self._hold_until = now + self._patience
             if now < self._hold_until:
                 self._empty.wait_for(lambda: not self._inside, self._hold_until - now)
-        if not self._inside and self._has_news():
-            self._switch()
-            self._hold_until = 0.0
+            if self._inside or not self._has_news():
+                return
+        self._switch()
+        self._hold_until = 0.0

@@ -171,13 +171,13 @@ class Publisher:
         self._check_open()
         return self._control.roster()
 
-    def answers(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """By worker and pid of who listens to the bell: the version in use, and the version that was answered for.
+    def answer(self, worker_id: int, pid: int) -> tuple[int, int] | None:
+        """What a worker's listener in process `pid` says: the version in use, and the version that it answered for.
 
-        Contract: a look without a system call; the last answer of a worker that has died stays.
+        None if it never answered. Contract: a look without a system call; the last answer of one that has died stays.
         """
         self._check_open()
-        return self._control.answers()
+        return self._control.answers.of(worker_id, pid)
 
     def stats(self) -> dict[str, int]:
         """Counters: version, slots with memory, bytes of one slot and of all, subscribers."""

@@ -90,7 +90,7 @@ class ModuleAttachment(Following):
             if policy is not self._policy:  # it was given another one
                 self._binding.unbind()
                 self._policy, self._binding = policy, self._subscriber.bind(policy)
-        return self._after(self._binding.refresh)
+        return self._after(self._binding.follow)
 
     def close(self) -> None:
         self._leave()

@@ -14,6 +14,7 @@ from .leases import Locks
 from .segment import Mapping
 
 _FIELDS = {name: wire.offset_of(wire.ROSTER_LINE, name) // 8 for name in wire.ROSTER_LINE.names or ()}
+_LINE_WORDS = wire.ROSTER_LINE.itemsize // 8
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class OwnLine:
 
     def __init__(self, line: int, mapping: Mapping) -> None:
         self.line = line
-        self._words = mapping.words(_offset(line), wire.ROSTER_LINE.itemsize // 8)
+        self._words = mapping.words(_offset(line), _LINE_WORDS)
 
     def saw(self, version: int) -> None:
         """The newest version that a row offered."""
@@ -72,7 +73,7 @@ def claim(mapping: Mapping, locks: Locks, subscribers: int, worker_id: int | Non
             record = np.zeros((), wire.ROSTER_LINE)
             record["pid"], record["worker"] = os.getpid(), -1 if worker_id is None else worker_id
             record["name"] = name.encode()[: wire.NAME_NBYTES]
-            words = mapping.words(_offset(line), wire.ROSTER_LINE.itemsize // 8)
+            words = mapping.words(_offset(line), _LINE_WORDS)
             words[:] = memoryview(record.tobytes()).cast("Q")
             return OwnLine(line, mapping)
     raise SubscribersExhausted(
@@ -88,21 +89,39 @@ def read(mapping: Mapping, locks: Locks, subscribers: int) -> list[RosterLine]:
     return [_line(int(n), table[n]) for n in np.flatnonzero(table["pid"]) if locks.line_alive(int(n))]
 
 
-def answers(mapping: Mapping, subscribers: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """By worker and pid of who listens to the bell: the version in use, and the version that was answered for.
+class Answers:
+    """The answers to the bell, by worker and pid of who listens to it.
 
-    Contract: no system call, so it may be the last answer of somebody who has died.
+    Contract: looks, without a system call; the last answer of somebody who has died stays. Lines are remembered, since
+    a trainer that waits looks every few microseconds.
     """
-    table = np.frombuffer(memoryview(mapping.buffer), wire.ROSTER_LINE, subscribers, wire.PAGE)
-    # What was answered is read first: it is written last.
-    answered = table["answered"].copy()
-    listening = np.flatnonzero(answered)
-    columns = (table["worker"], table["pid"], table["used"], answered)
-    newest: dict[tuple[int, int], tuple[int, int]] = {}
-    for worker, pid, used, version in zip(*(column[listening].tolist() for column in columns), strict=True):
-        if version >= newest.get((worker, pid), (0, 0))[1]:
-            newest[worker, pid] = used, version
-    return newest
+
+    def __init__(self, mapping: Mapping, subscribers: int) -> None:
+        self._words = mapping.words(wire.PAGE, subscribers * _LINE_WORDS)
+        self._lines: dict[tuple[int, int], int] = {}
+
+    def of(self, worker: int, pid: int) -> tuple[int, int] | None:
+        """The version in use, and the version that was answered for; None if nobody like that ever answered."""
+        first = self._lines.get((worker, pid))
+        if first is None or not self._is_of(first, worker, pid):
+            self._find()
+            first = self._lines.get((worker, pid))
+            if first is None:
+                return None
+        # What was answered is read first: it is written last.
+        answered = self._words[first + _FIELDS["answered"]]
+        return self._words[first + _FIELDS["used"]], answered
+
+    def _is_of(self, first: int, worker: int, pid: int) -> bool:
+        return self._words[first + _FIELDS["pid"]] == pid and self._words[first + _FIELDS["worker"]] == worker
+
+    def _find(self) -> None:
+        """Go through all lines; of two of the same worker and process the one with the newer answer counts."""
+        table = np.frombuffer(self._words, wire.ROSTER_LINE)
+        answered = table["answered"].copy()
+        numbers = np.flatnonzero(answered)
+        order = numbers[np.argsort(answered[numbers])].tolist()
+        self._lines = {(int(table["worker"][n]), int(table["pid"][n])): n * _LINE_WORDS for n in order}
 
 
 def _line(number: int, record: np.void) -> RosterLine:

@@ -122,19 +122,29 @@ def fill(writer: Writer, slot: int, version: int, changed: np.ndarray) -> Steps[
         writer.stamps[slot] = np.full(writer.leaves, UNKNOWN, np.int64)
     yield ("store_slot_version", slot, 0)
     stamps = writer.stamps[slot]
+    stale, wanted, rest = outdated(writer, stamps, version, changed)
+    stamps[stale] = UNKNOWN
+    yield ("copy_in", slot, changed)
+    if len(rest):
+        yield ("copy_over", slot, slot_of(writer.newest), rest)
+    stamps[stale] = wanted
+    yield ("store_slot_version", slot, version)
+
+
+def outdated(
+    writer: Writer, stamps: np.ndarray, version: int, changed: np.ndarray
+) -> tuple[slice | np.ndarray, int | np.ndarray, np.ndarray]:
+    """Which leaves of a slot get new bytes, the stamps that they get, and those of them that the caller does not
+    bring."""
+    if len(changed) == writer.leaves:  # he brings all: the usual push, and no need to look
+        return slice(None), version, changed[:0]
     if writer.newest:
         wanted = writer.stamps[slot_of(writer.newest)].copy()
     else:
         wanted = np.full(writer.leaves, UNKNOWN, np.int64)
     wanted[changed] = version
     stale = np.flatnonzero(stamps != wanted)
-    rest = stale[wanted[stale] != version]
-    stamps[stale] = UNKNOWN
-    yield ("copy_in", slot, changed)
-    if len(rest):
-        yield ("copy_over", slot, slot_of(writer.newest), rest)
-    stamps[stale] = wanted[stale]
-    yield ("store_slot_version", slot, version)
+    return stale, wanted[stale], stale[wanted[stale] != version]
 
 
 def settle(writer: Writer, slot: int, rows: Sequence[int], word: int) -> Steps[None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from .layout import Change, Layout, match
@@ -73,9 +73,8 @@ class _Known:
 
     def __init__(self, source: Any, partial: bool, changes: Changes) -> None:
         self.partial, self.changes = partial, changes
-        # A module's tables do not refer to it; a TensorDict is its own table, and would keep itself alive here.
-        self._tables = _Tables(source) if isinstance(source, nn.Module) else None
-        self._entries = (self._tables or _Tables(source)).entries()
+        self._tables = _Tables(source)
+        self._entries = self._tables.entries()
         self._odd = [tensor for tensor in changes.tensors if tensor.is_complex() or tensor.numel() < 2]
         self._kinds, self._odd_keys = _kinds(changes.tensors), _dispatch_keys(self._odd)
         self._keys = _dispatch_keys(changes.tensors)
@@ -84,7 +83,9 @@ class _Known:
     def unchanged(self, source: Any) -> bool:
         """Whether every table still has the very same entries, and every tensor all that `.data = ` can change in a
         tensor that stays the same object, but its values."""
-        (counts, keys, values), before = (self._tables or _Tables(source)).entries(), self._entries
+        if not self._tables.of(source):
+            return False
+        (counts, keys, values), before = self._tables.entries(), self._entries
         if counts != before[0] or keys != before[1] or len(values) != len(before[2]):
             return False
         return all(map(operator.is_, values, before[2])) and self._same_kinds()
@@ -120,39 +121,48 @@ def _addresses(tensors: list[Tensor]) -> list[int]:
 
 
 class _Tables:
-    """All tables in which something of a source could be added, taken away or replaced."""
+    """All tables in which something of a source could be added, taken away or replaced. None of them refers to it."""
 
     def __init__(self, source: Any) -> None:
-        self._all = list(_containers(source))
-        # A TensorDict's len() is its batch size.
-        plain = all(isinstance(table, dict) for table in self._all)
-        self._count: Callable[[Any], int] = len if plain else lambda table: len(table.keys())
+        self._parts: list[Any] = []
+        if isinstance(source, nn.Module):
+            self._all = [
+                table for module in source.modules() for table in (module._parameters, module._buffers, module._modules)
+            ]
+        else:
+            self._parts = list(_parts(source))
+            self._all = [source._tensordict, *map(_table, self._parts)]
+
+    def of(self, source: Any) -> bool:
+        """Whether they are still the source's. A TensorDict may be given another table, inside another operation."""
+        if isinstance(source, nn.Module):
+            return True
+        first, *rest = self._all
+        return source._tensordict is first and all(map(operator.is_, map(_table, self._parts), rest))
 
     def entries(self) -> tuple[list[int], list[str], list[Any]]:
         """How many entries each table has, and all their keys and values."""
-        counts = list(map(self._count, self._all))
+        counts = list(map(len, self._all))
         filled = list(compress(self._all, counts))
-        keys = chain.from_iterable(map(_keys, filled))
-        return counts, list(keys), list(chain.from_iterable(map(_values, filled)))
+        return counts, list(chain.from_iterable(filled)), list(chain.from_iterable(map(_values, filled)))
 
 
-_keys, _values = operator.methodcaller("keys"), operator.methodcaller("values")
+_table, _values = operator.attrgetter("_tensordict"), operator.methodcaller("values")
 
 
-def _containers(source: Any) -> Iterator[Any]:
-    if isinstance(source, TensorDictBase):
-        yield source
-        for value in source.values():
-            if isinstance(value, TensorDictBase):
-                yield from _containers(value)
-        return
-    for module in source.modules():
-        yield from (module._parameters, module._buffers, module._modules)
+def _parts(source: TensorDict) -> Iterator[TensorDict]:
+    for value in source.values():
+        if isinstance(value, TensorDict):
+            yield value
+            yield from _parts(value)
 
 
 def _plain(source: Any) -> bool:
-    """Whether a source is made of TensorDicts only: what other collections replace inside themselves can't be seen."""
-    if type(source) is not TensorDict:
+    """Whether a source is made of TensorDicts only: what other collections replace inside themselves can't be seen.
+
+    Their tables are not public; where a release has none, each push looks at every entry.
+    """
+    if type(source) is not TensorDict or not isinstance(getattr(source, "_tensordict", None), dict):
         return False
     return all(isinstance(value, Tensor) or _plain(value) for value in source.values())
 

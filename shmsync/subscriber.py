@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import faults, forks, ids, roster, segment, slots, sweep, wire
+from . import faults, forks, ids, roster, segment, slots, sweep, verification, wire
 from .bell import Bell
-from .checksums import Checksums
 from .errors import (
     ChannelClosed,
-    ChannelCorrupt,
     NothingPublished,
     PublisherGone,
     ShmSyncError,
@@ -32,6 +30,7 @@ from .lease import Lease
 from .leases import Locks
 from .mapped import MappedData, MappedSlot
 from .pages import PrivatePages
+from .performer import Performer
 from .roster import RosterLine
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from .binding import Binding
 
-_PATIENCE_SECONDS = 10.0
 # How often a wait looks whether the publisher still lives.
 _LOOK_SECONDS = 0.02
 # From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
@@ -76,6 +74,7 @@ class Subscriber:
         self._bindings: list[Any] = []
         self._used = 0
         self._forwards = 0
+        self._left: list[int] = []  # slots that a switch has left, still to be swept
         self._warned_written = self._warned_moved = False
         self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
         self._open, self._listed = True, listed
@@ -195,7 +194,8 @@ class Subscriber:
     def lease(self) -> Lease:
         """A hold on the newest weights. Raises NothingPublished at version 0."""
         self._check_open()
-        word = self._run(slots.acquire(self._data_now().holder)) if self._find_data() else 0
+        data = self._find_data()
+        word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
         if not word:
             raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
         if not self._bindings:
@@ -243,39 +243,7 @@ class Subscriber:
         ShmSyncError if the publisher was made without ``checksum=True``.
         Contract: reads every byte as forwards here see it; holds leases meanwhile; blocks nobody.
         """
-        self._check_open()
-        data = self._find_data()
-        if data is not None and not data.head.checksum:
-            raise ShmSyncError("The channel has no checksums; make its Publisher with checksum=True")
-        newest = 0 if data is None else self._run(slots.acquire(data.holder))
-        if data is None or not newest:
-            raise NothingPublished(
-                "Nothing is published on the channel yet, so there is nothing to verify; wait(1) first"
-            )
-        with self._locked():
-            held = list(data.holder.counts)
-            for slot in held:
-                data.holder.counts[slot] += 1
-        try:
-            return sorted(self._verify(data, slot) for slot in held)
-        finally:
-            for slot in [*held, slots.slot_of(newest)]:
-                self._run(slots.release(data.holder, slot))
-
-    def _verify(self, data: MappedData, slot: int) -> int:
-        mapped, version = self._slot(slot), data.slot_version(slot)
-        if mapped.mapping is None:
-            return version
-        differing = Checksums(mapped.mapping, data.head.layout.slot_nbytes).differing()
-        if differing:
-            private = self._pages.find(mapped.mapping)
-            ours = private is not None and any(begin <= page < end for begin, end in differing for page in private)
-            keys = [f"`{leaf.key}`" for leaf in data.head.layout if any(map(leaf.overlaps, differing))]
-            raise ChannelCorrupt(
-                f"Version {version} in slot {slot} is not what was published, in or beside {', '.join(keys[:8])}"
-                f"{' ...' if len(keys) > 8 else ''}: {_by_whom(ours)}"
-            )
-        return version
+        return verification.verify(self)
 
     def close(self) -> None:
         """Unbind all modules (they keep their values) and let go of the channel. A second call does nothing.
@@ -330,24 +298,32 @@ class Subscriber:
             mapped = self._slot(slots.slot_of(word))
             point(mapped.tensors, mapped.addresses, mapped.span)
 
-        word = self._run(slots.switch(data.holder, bound), pointed)
+        word = self._run(data, slots.switch(data.holder, bound), pointed)
         if word != before:
             self._uses(slots.version_of(word))
             if before and data.head.layout.slot_nbytes >= _SWEPT_NBYTES:
-                sweep.later(self.sweep, slots.slot_of(before))
+                self._left.append(slots.slot_of(before))
         return word
 
     def release(self, bound: slots.Bound) -> None:
         """End a binding's lease, after its parameters have left the slot."""
         if bound.word and self._data is not None:
             slot, bound.word = slots.slot_of(bound.word), 0
-            self._run(slots.release(self._data.holder, slot))
+            self._run(self._data, slots.release(self._data.holder, slot))
 
     def answer(self, version: int) -> None:
         """Tell the publisher, without a message, that `version` was seen and all is done about it."""
         line = self._line
         if line is not None:
             line.answered(version)
+        self.sweep_left()
+
+    def sweep_left(self) -> None:
+        """Have the slots swept that switches have left. It wakes a thread; nobody should have to wait for that."""
+        if self._left:
+            left, self._left = self._left, []
+            for slot in left:
+                sweep.later(self.sweep, slot)
 
     def sweep(self, slot: int) -> None:
         """See whether a slot that was left has private pages. If something may still write there, say nothing.
@@ -371,6 +347,7 @@ class Subscriber:
         self._forwards += 1
         if self._line is not None:
             self._line.ran(self._forwards)
+        self.sweep_left()
 
     def before_fork(self) -> None:
         """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
@@ -463,8 +440,8 @@ class Subscriber:
             mapped.rebuild(self._layout())
         return mapped
 
-    def _run(self, steps: slots.Steps[int] | slots.Steps[None], point: Callable[[int], None] | None = None) -> Any:
-        return slots.drive(steps, faults.watched("subscribe", _Performer(self, self._data_now(), point).perform))
+    def _run(self, data: MappedData, steps: slots.Steps[Any], point: Callable[[int], None] | None = None) -> Any:
+        return slots.drive(steps, faults.watched("subscribe", Performer(self, data, point).perform))
 
     def _release_later(self, slot: int, mapped: MappedSlot) -> None:
         """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""
@@ -517,45 +494,6 @@ class Subscriber:
             raise ShmSyncError(
                 f"Subscriber {self.name!r} belongs to process {self._pid}; make another one in process {os.getpid()}"
             )
-
-
-class _Performer:
-    """Performs the subscriber's operations of the slot protocol on real words and locks."""
-
-    def __init__(self, subscriber: Subscriber, data: MappedData, point: Callable[[int], None] | None) -> None:
-        self._subscriber, self._data = subscriber, data
-        self._deadline = 0.0
-        self.enter = subscriber._mutex.acquire
-        self.leave = subscriber._leave
-        self.try_shared = subscriber._locks.try_shared
-        self.unlock = subscriber._locks.unlock
-        self.load_slot_version = data.slot_version
-        self.drop_private = subscriber._drop_private
-        self.point = point
-
-    def perform(self, operation: tuple[Any, ...]) -> Any:
-        return getattr(self, operation[0])(*operation[1:])
-
-    def load_row(self, row: int) -> int:
-        self._subscriber._check_open()  # under the mutex: close() may have come first
-        return self._data.rows[row]
-
-    def again(self, word: int) -> None:
-        """The row has moved on meanwhile. If it never does, the shared bytes are damaged."""
-        if not self._deadline:
-            self._deadline = time.monotonic() + _PATIENCE_SECONDS
-        elif time.monotonic() > self._deadline:
-            raise ChannelCorrupt(
-                f"A row points to version {slots.version_of(word)} in slot {slots.slot_of(word)}, which could "
-                f"not be leased for {_PATIENCE_SECONDS} s"
-            )
-        time.sleep(0)
-
-
-def _by_whom(ours: bool) -> str:
-    if ours:
-        return "this process wrote there; the next version brings the published weights back"
-    return "another process, or a fault of the memory, has changed it; publish again"
 
 
 def _close(locks: Locks, pages: PrivatePages) -> None:

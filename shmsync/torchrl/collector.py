@@ -70,7 +70,7 @@ class CollectorAttachment(remote.Following):
     def notified(self) -> tuple[int, int]:
         with self._lock:
             at_once = not self._running or self._steps_at_random()
-        return self._after(self._binding.refresh if at_once else lambda: self._binding.version)
+        return self._after(self._binding.follow if at_once else lambda: self._binding.version)
 
     def close(self) -> None:
         # A later attachment may have put its own in these places.

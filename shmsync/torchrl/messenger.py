@@ -28,7 +28,7 @@ _TIMED_OUT = "ran for more than set timeout"
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
 
-Answers = Callable[[], dict[tuple[int, int], tuple[int, int]]]
+Answer = Callable[[int, int], "tuple[int, int] | None"]
 
 
 class Attached(NamedTuple):
@@ -61,12 +61,12 @@ class Round:
 class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
-    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answers()``: see Publisher.answers. ``bell``: workers
+    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer. ``bell``: workers
     listen to it. Contract: the messages carry a channel id and numbers.
     """
 
-    def __init__(self, handle: Handle, rref_of: Callable[[int], Any], answers: Answers, bell: bool) -> None:
-        self._handle, self._rref_of, self._answers, self._bell = handle, rref_of, answers, bell
+    def __init__(self, handle: Handle, rref_of: Callable[[int], Any], answer: Answer, bell: bool) -> None:
+        self._handle, self._rref_of, self._answer, self._bell = handle, rref_of, answer, bell
         self._attached: dict[int, Attached] = {}
         self._owners: dict[tuple[int, str], Any] = {}  # of all that were ever attached
         self._answered: dict[int, int] = {}  # by worker, the newest version that it answered for
@@ -103,13 +103,12 @@ class Messenger:
 
     def look(self, this: Round) -> list[int]:
         """Take in what has been answered so far; who has not answered."""
-        answers = self._answers() if this.by_bell else {}
         for worker in this.silent:
             attached, message = self._attached.get(worker), this.messages.get(worker)
-            used, answered = answers.get((worker, attached.pid), (0, 0)) if attached else (0, 0)
-            if answered >= this.version and worker in this.by_bell:
-                this.reports[worker] = WorkerReport(in_use=used, seen=answered)
-                self._answered[worker] = answered
+            said = self._answer(worker, attached.pid) if attached and worker in this.by_bell else None
+            if said is not None and said[1] >= this.version:
+                this.reports[worker] = WorkerReport(in_use=said[0], seen=said[1])
+                self._answered[worker] = said[1]
                 self._prompt.add(worker)
             elif message is not None and (isinstance(message, BaseException) or message.done()):
                 this.reports[worker] = self._result(worker, message)

@@ -271,7 +271,7 @@ class RPCWeightUpdater(UpdaterBase):
         if self._publisher is None:
             self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
             self._messenger = Messenger(
-                self._publisher.handle, self._rref, self._publisher.answers, self.notify == "rpc"
+                self._publisher.handle, self._rref, self._publisher.answer, self.notify == "rpc"
             )
         if self.num_workers > self._publisher.max_subscribers:
             raise LimitError(

@@ -185,14 +185,14 @@ def break_switch(owned: Any) -> None:
         raise ValueError("broken on purpose")
 
     for attachment in remote._attached.values():
-        attachment._binding.refresh = broken  # type: ignore[attr-defined]
+        attachment._binding.follow = broken  # type: ignore[attr-defined]
 
 
 def mend_switch(owned: Any) -> None:
     from shmsync import remote
 
     for attachment in remote._attached.values():
-        attachment._binding.__dict__.pop("refresh", None)  # type: ignore[attr-defined]
+        attachment._binding.__dict__.pop("follow", None)  # type: ignore[attr-defined]
 
 
 def deafen(owned: Any) -> None:

@@ -57,6 +57,8 @@ def _object(value: Any, opaque: Mapping[int, str]) -> Hashable:
         return getattr(value, "__qualname__", getattr(value, "__name__", "code"))
     if isinstance(value, types.CellType):
         return ("cell", *(freeze(part, opaque) for part in gc.get_referents(value)))
+    if isinstance(value, slice):
+        return ("slice", value.start, value.stop, value.step)
     if isinstance(value, BaseException):
         return ("error", type(value).__name__, str(value))
     if dataclasses.is_dataclass(value):

@@ -15,7 +15,7 @@ _CONTENT = """    stamps[stale] = UNKNOWN
     yield ("copy_in", slot, changed)
     if len(rest):
         yield ("copy_over", slot, slot_of(writer.newest), rest)
-    stamps[stale] = wanted[stale]
+    stamps[stale] = wanted
     yield ("store_slot_version", slot, version)
 """
 _SETTLE = """    if any(words[row] == word for row in rows):
@@ -70,7 +70,7 @@ PUBLISHER_MUTANTS = [
     ),
     # --- stamps and numbers
     mutant("stamps are kept over a failed copy", "partial", "    stamps[stale] = UNKNOWN\n", within=_CONTENT),
-    mutant("stamps are set before the copy", "partial", "= UNKNOWN", "= wanted[stale]", within=_CONTENT),
+    mutant("stamps are set before the copy", "partial", "= UNKNOWN", "= wanted", within=_CONTENT),
     mutant(
         "a version's number is used again after a failure",
         "numbers",

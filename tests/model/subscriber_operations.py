@@ -1,4 +1,4 @@
-"""A subscriber's operations: shmsync.subscriber._Performer, gate.Gate, and what a worker does with its weights."""
+"""A subscriber's operations: shmsync.performer.Performer, gate.Gate, and what a worker does with its weights."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ LEVELS: list[set[str]] = [
     {"slots"},
     {"segment", "pages", "leases", "roster", "bell"},
     {"copying", "device", "checksums"},
-    {"mapped", "lease"},
+    {"mapped"},
+    {"lease", "performer", "verification"},
     {"channel"},
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
@@ -61,6 +62,8 @@ ONLY: dict[str, set[str]] = {
 # loaded.
 DEFERRED: dict[str, set[str]] = {
     "lease": {"subscriber"},  # a lease knows its subscriber, for type checkers only
+    "performer": {"subscriber"},  # the same
+    "verification": {"subscriber"},  # the same
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected
 }

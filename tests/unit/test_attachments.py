@@ -57,17 +57,17 @@ def test_a_version_that_comes_during_a_switch_is_not_answered_for(publisher, att
     channel.publish()
     assert attached(channel, policy(), listening=False)[:2] == (1, 1)
     attachment = remote.attached_as(channel.handle.nonce, 0)
-    refresh = attachment._binding.refresh
+    refresh = attachment._binding.follow
 
     def overtaken() -> int:
         used = refresh()
         channel.publish()
         return used
 
-    attachment._binding.refresh = overtaken
+    attachment._binding.follow = overtaken
     channel.publish()
     assert attachment.notified() == (2, 2)
-    del attachment._binding.refresh
+    del attachment._binding.follow
     assert attachment.notified() == (3, 3)
 
 
@@ -124,7 +124,7 @@ def test_a_listener_answers_for_what_it_has_done(publisher, attached) -> None:
     attached(channel, module)
     for version in range(2, 30):
         channel.publish(fill(source, version))
-        wait_for(lambda version=version: channel.answers().get((0, os.getpid())) == (version, version), "the answer")
+        wait_for(lambda version=version: channel.answer(0, os.getpid()) == (version, version), "the answer")
         assert uniform(module) == version
 
 

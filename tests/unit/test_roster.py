@@ -1,6 +1,7 @@
 """The roster: who is attached and what it uses, as the publisher and the peers see it.
 
-Mutants: leave a line alive after close(); read the lines of the dead; take the worker's number for None.
+Mutants: leave a line alive after close(); read the lines of the dead; take the worker's number for None; trust a line
+that was found once; of two lines take the first.
 """
 
 import os
@@ -110,3 +111,52 @@ def test_a_killed_process_is_gone_from_it(publisher, peer) -> None:
     assert [line.worker_id for line in channel.subscribers()] == [1]
     crew[1].call(workers.detach)
     assert channel.subscribers() == []
+
+
+# --- answers to the bell
+
+
+def test_nobody_has_answered_yet(channel, subscriber) -> None:
+    subscriber(channel, worker_id=1)
+    assert channel.answer(1, os.getpid()) is None
+
+
+def test_an_answer_is_found_by_worker_and_process(channel, subscriber) -> None:
+    channel.publish()
+    first, second = subscriber(channel, worker_id=0), subscriber(channel, worker_id=3)
+    second.lease().close()
+    second.answer(1)
+    assert channel.answer(3, os.getpid()) == (1, 1)
+    assert channel.answer(0, os.getpid()) is None
+    assert channel.answer(3, os.getpid() + 1) is None
+    first.answer(1)
+    assert channel.answer(0, os.getpid()) == (0, 1), "it has not switched"
+
+
+def test_an_answer_is_found_again_after_its_line_was_taken_by_another(channel, subscriber) -> None:
+    """The place that was remembered is somebody else's then."""
+    first = subscriber(channel, worker_id=1)
+    first.answer(5)
+    assert channel.answer(1, os.getpid()) == (0, 5)
+    first.close()
+    other, again = subscriber(channel, worker_id=2), subscriber(channel, worker_id=1)
+    other.answer(9)
+    assert channel.answer(1, os.getpid()) is None
+    again.answer(7)
+    assert channel.answer(1, os.getpid()) == (0, 7)
+    assert channel.answer(2, os.getpid()) == (0, 9)
+
+
+def test_a_closed_subscriber_has_not_answered(channel, subscriber) -> None:
+    first = subscriber(channel, worker_id=1)
+    first.answer(5)
+    assert channel.answer(1, os.getpid()) == (0, 5)
+    first.close()
+    assert channel.answer(1, os.getpid()) is None
+
+
+def test_of_two_lines_of_one_worker_the_newer_answer_counts(channel, subscriber) -> None:
+    older, newer = subscriber(channel, worker_id=1), subscriber(channel, worker_id=1)
+    newer.answer(8)
+    older.answer(4)
+    assert channel.answer(1, os.getpid()) == (0, 8)

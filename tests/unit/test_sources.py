@@ -1,6 +1,7 @@
 """A source that is pushed again and again: whatever changed in it since the last push is noticed, as at its first.
 
-Mutants: compare the number of entries only; look at the outermost table only; keep the source itself.
+Mutants: compare the number of entries only; look at the outermost table only; keep the source itself; take a
+TensorDict's table for the one that it always had.
 """
 
 import gc
@@ -137,6 +138,20 @@ def test_entries_that_a_tensordict_replaced_arrive(publisher, subscriber, kind, 
     for _ in range(TIMES):
         channel.publish()
     change(source)
+    channel.publish()
+    arrives(channel, subscriber, source)
+
+
+@pytest.mark.parametrize("part", ["whole", "sub"])
+def test_the_state_that_a_tensordict_was_given_arrives(publisher, subscriber, part) -> None:
+    """It is another table, while the one that it had before stays as it was."""
+    source = KINDS["tensordict"]()
+    channel = publisher(source)
+    for _ in range(TIMES):
+        channel.publish()
+    other = TensorDict(a=torch.full((2,), 7.0), sub=TensorDict(b=torch.full((2,), 8.0)))
+    given = (source, other) if part == "whole" else (source["sub"], other["sub"])
+    given[0].__setstate__(given[1].__getstate__())
     channel.publish()
     arrives(channel, subscriber, source)
 

@@ -229,7 +229,7 @@ def test_a_damaged_segment_is_refused(channel, subscriber) -> None:
 
 @pytest.mark.parametrize("word", [1 << 16 | 60000, 7 << 16 | 1], ids=["no such slot", "no such version"])
 def test_a_damaged_row_is_an_error_and_no_crash(channel, subscriber, monkeypatch, word) -> None:
-    monkeypatch.setattr("shmsync.subscriber._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("shmsync.performer._PATIENCE_SECONDS", 0.1)
     channel.publish()
     follower = subscriber(channel)
     damage(channel, channel._store.head.rows_offset, word)

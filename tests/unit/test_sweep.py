@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from shmsync import mapped, slots, sweep
+from shmsync import Subscriber, mapped, slots, sweep
 from shmsync import subscriber as subscribing
 from tests.helpers.models import fill, uniform
 from tests.helpers.trainers import wait_for
@@ -78,6 +78,32 @@ def test_a_switch_has_the_slot_swept_that_it_leaves(publisher, subscriber) -> No
     line = Line(publisher, subscriber)
     left = line.leave()
     wait_for(lambda: line.mapped(left).clean, "a clean slot")
+
+
+def test_who_is_awaited_answers_before_he_has_a_slot_swept(line, monkeypatch) -> None:
+    """Mutant: ask for it at the end of the switch."""
+    asked: list[tuple[int, Any]] = []
+    monkeypatch.setattr(sweep, "later", lambda method, slot: asked.append((slot, line.channel.answer(0, os.getpid()))))
+    follower = Subscriber(line.channel.handle, worker_id=0)
+    binding = follower.bind(policy())
+    left = slots.slot_of(binding._bound.word)
+    line.channel.publish(fill(line.source, 2))
+    assert binding.follow() == 2
+    assert not asked
+    follower.answer(2)
+    assert asked == [(left, (2, 2))]
+    follower.close()
+
+
+def test_a_forward_has_the_slot_swept_that_its_switch_has_left(line, monkeypatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(sweep, "later", lambda method, slot: asked.append(slot))
+    left = line.slot
+    line.channel.publish(fill(line.source, 2))
+    for _ in range(3):
+        line.module(torch.zeros(1, WIDTH))
+    assert line.slot != left
+    assert asked == [left]
 
 
 def test_a_clean_slot_is_not_scanned_at_its_next_lease_but_at_the_one_after_it(line, monkeypatch) -> None:
