@@ -66,12 +66,12 @@ class Filler:
         leaves: Sequence[int],
         sources: Sequence[Tensor],
         token: object = None,
-        addresses: Sequence[int] | None = None,
+        addresses: array[int] | None = None,
     ) -> None:
         """Copy `sources` into the leaves of these numbers.
 
         ``token``: the same object as last time says that leaves, dtypes, shapes and strides are as they were then; only
-        addresses are looked up again, unless they are given.
+        addresses are looked up again, unless they are given, as an array of uint64.
         """
         if not leaves:
             return
@@ -81,8 +81,8 @@ class Filler:
             self._last = planned if token is not None else None
         if planned.plan is not None:
             if addresses is None or planned.rest:
-                addresses = [sources[i].data_ptr() for i in planned.quick]
-            planned.plan.run(array("Q", addresses))
+                addresses = array("Q", [sources[i].data_ptr() for i in planned.quick])
+            planned.plan.run(addresses)
         else:
             for i in planned.quick:
                 view = self.views[leaves[i]]

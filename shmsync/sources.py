@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from array import array
 from collections.abc import Iterator
 from itertools import chain, compress
 from typing import Any
@@ -29,7 +30,7 @@ class Changes:
         self.tensors = [change.tensor for change in changes]
         self.nbytes = sum(layout.leaves[number].nbytes for number in self.numbers)
         self.token, self.array = token, np.array(self.numbers, np.int64)
-        self.addresses: list[int] | None = None
+        self.addresses: array[int] | None = None
 
 
 class Sources:
@@ -116,8 +117,8 @@ def _dispatch_keys(tensors: list[Tensor]) -> list[int]:
     return list(map(_raw, map(torch._C._dispatch_keys, tensors)))
 
 
-def _addresses(tensors: list[Tensor]) -> list[int]:
-    return list(map(Tensor.data_ptr, tensors))
+def _addresses(tensors: list[Tensor]) -> array[int]:
+    return array("Q", map(Tensor.data_ptr, tensors))
 
 
 class _Tables:
