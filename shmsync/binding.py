@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import slots
 from .errors import BindingError
 from .gate import Gate
+from .layout import Layout
 from .outputs import Aliases, privatize
 from .subscriber import Subscriber
 from .targets import MODES, Targets
@@ -130,6 +131,14 @@ class Binding:
         self._gate.exclusive(self._let_go)
         self._gate.disarm()
 
+    def check(self, layout: Layout) -> None:
+        """Raise LayoutMismatch or BindingError unless the modules can follow a channel of this layout."""
+        Targets(layout, self._models, self._asked)
+
+    def leave(self) -> None:
+        """Let the slot go, and go on with the values that the modules show, until the next switch."""
+        self._gate.exclusive(self._leave_channel)
+
     def before_fork(self) -> None:
         """Let no switch begin."""
         self._gate.before_fork()
@@ -150,12 +159,19 @@ class Binding:
             if binding_of(module) is self:
                 del _bindings[id(module)]
             _take_gate(self, module)
+        self._leave_slot()
+        if self in self._subscriber._bindings:
+            self._subscriber._bindings.remove(self)
+
+    def _leave_slot(self) -> None:
         if self._targets is not None and self._bound.word:
             self._targets.detach()
         self._aliases = Aliases()
         self._subscriber.release(self._bound)
-        if self in self._subscriber._bindings:
-            self._subscriber._bindings.remove(self)
+
+    def _leave_channel(self) -> None:
+        self._leave_slot()
+        self._targets = None  # another channel numbers its leaves otherwise
 
     def _take_over(self) -> None:
         """A module that is bound already moves to this binding."""

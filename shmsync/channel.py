@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import faults, roster, segment, slots, wire
+from . import faults, places, roster, segment, slots, wire
 from .bell import Bell
 from .checksums import Checksums
 from .copying import Filler
 from .errors import OutOfSharedMemory, SlotsExhausted
 from .handle import Handle
-from .layout import Layout
+from .layout import Layout, align
 from .leases import Locks
 from .limits import check_file_size, check_growth
 from .roster import RosterLine
@@ -26,19 +26,30 @@ class Control:
     """CTL and, once there are weights, DATA: the publisher's descriptors and mappings, apart so that a
     finalizer can close them."""
 
-    def __init__(self, pid: int, subscribers: int, most_slots: int, name: str) -> None:
+    def __init__(self, pid: int, subscribers: int, most_slots: int, name: str, storage: str = "memfd") -> None:
         self.head = wire.CtlHead(pid, secrets.token_bytes(wire.NONCE_NBYTES), time.time_ns(), subscribers, most_slots)
         self.name = name
         self.store: Store | None = None
-        self._fd = segment.create("ctl", self.head.nbytes)
+        self.place = places.of(storage, self.head.nonce)
+        self.locks = Locks(-1)
+        self._fd = self.place.create(places.CTL, self.head.nbytes, self.head.nbytes)
+        try:
+            self._begin()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _begin(self) -> None:
         self.mapping = segment.map_shared(self._fd, 0, self.head.nbytes)
         self.bell = Bell(self.mapping)
-        self.answers = roster.Answers(self.mapping, subscribers)
+        self.answers = roster.Answers(self.mapping, self.head.subscribers)
         raw = wire.pack_ctl(self.head)
         memoryview(self.mapping.buffer).cast("B")[: len(raw)] = raw
         self.locks = Locks(segment.reopen(self._fd, os.O_RDWR))
         self.locks.own()
-        self.handle = Handle.here(self._fd, self.head.nonce, self.head.epoch)
+        faults.at("make.ctl")
+        self.place.show(places.CTL, self._fd)  # not before it is locked: without an owner it would be cleared away
+        self.handle: Handle = self.place.handle(self._fd, self.head.nonce, self.head.epoch)
 
     def define(self, layout: Layout, timeout: float, checksum: bool) -> Store:
         """Make DATA and let CTL name it."""
@@ -64,6 +75,10 @@ class Control:
         self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
         faults.at("end.closed")
         self.bell.ring()
+        if self.store is not None:
+            self.place.hide(places.DATA, self.store.fd)
+        faults.at("end.hidden_data")
+        self.place.hide(places.CTL, self._fd)
         del self.mapping, self.bell, self.answers  # gone, even if somebody keeps the closed publisher
         if self.store is not None:
             self.store.close()
@@ -80,9 +95,12 @@ class Store:
         self.writer = slots.Writer(len(layout), control.head.slots)
         self.sources = Sources(layout)
         self._control, self._locks, self._timeout = control, control.locks, timeout
-        self.fd = segment.create("data", self.head.nbytes)
+        self._place = control.place
+        self.fd = self._place.create(places.DATA, self.head.nbytes, align(len(raw), wire.PAGE))
         self._top = segment.map_shared(self.fd, 0, self.head.slots_offset)
         memoryview(self._top.buffer).cast("B")[: len(raw)] = raw
+        faults.at("make.data")
+        self._place.show(places.DATA, self.fd)
         self._rows = self._top.words(self.head.rows_offset, self.head.rows)
         self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
         self._slots: dict[int, Filler] = {}
@@ -140,11 +158,13 @@ class Store:
         if not self.head.layout.slot_nbytes:
             self._slots[slot] = Filler(segment.views(None, self.head.layout))
             return
-        check_growth(nbytes, f"Slot {slot} of channel {self._control.name!r}")
+        what = f"Slot {slot} of channel {self._control.name!r}"
+        check_growth(nbytes, what)
+        self._place.check_room(nbytes, what)
         try:
             segment.reserve(self.fd, offset, nbytes)
         except OSError as error:
-            raise OutOfSharedMemory(f"Slot {slot} needs {nbytes} bytes of shared memory: {error.strerror}") from error
+            raise OutOfSharedMemory(f"{what} needs {nbytes} bytes of shared memory: {error.strerror}") from error
         mapping = segment.map_shared(self.fd, offset, nbytes)
         mapping.populate(segment.MADV_POPULATE_WRITE)
         self._slots[slot] = Filler(segment.views(mapping.buffer, self.head.layout))

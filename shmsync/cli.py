@@ -1,4 +1,4 @@
-"""The command line: `python -m shmsync doctor | ls | inspect | top | verify`. Each with --json for programs.
+"""The command line: `python -m shmsync doctor | ls | inspect | top | verify | gc`. Each with --json for programs.
 
 Exit codes: 0 = good; 1 = something is wrong; 2 = a wrong command or target, said in one line.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from . import doctor, survey
+from . import doctor, files, leftovers, survey
 from .errors import NothingPublished, ShmSyncError
 from .handle import Handle
 from .subscriber import Subscriber
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
             help="for programs: a document per channel (inspect) or look (top)",
         )
         if target:
-            made.add_argument("target", help="the owner's pid, or a handle")
+            made.add_argument("target", help="the owner's pid, a handle, or the path of a channel's file")
         return made
 
     command(_doctor, "whether this machine can run shmsync, and how well")
@@ -66,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--seconds", type=float, default=1.0, help="between two looks")
     top.add_argument("--count", type=int, default=0, help="so many looks; 0 = until interrupted")
     command(_verify, "compare the bytes of a channel with its checksums", target=True)
+    gc = command(_gc, "remove what dead publishers with storage='file' have left, and nothing else")
+    gc.add_argument("--dir", help="where; SHMSYNC_DIR or /dev/shm if not given")
     return parser
 
 
@@ -144,14 +148,25 @@ def _verified(handle: Handle) -> dict[str, Any]:
     }
 
 
+def _gc(options: argparse.Namespace) -> int:
+    where = Path(options.dir) if options.dir else files.folder()
+    if not where.is_dir():
+        raise WrongTarget(f"there is no directory {where}")
+    gone = leftovers.remove(where.absolute())
+    rows = [(one.path, one.pid if one.pid is not None else "-", _size(one.nbytes)) for one in gone]
+    _show(options, [asdict(one) for one in gone], ("removed", "pid", "bytes"), rows)
+    return 0
+
+
 # ── Targets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _targets(target: str) -> list[Handle]:
-    """The channels of a pid, or the one of a handle. Raises WrongTarget."""
+    """The channels of a pid, or the one of a handle or a file. Raises WrongTarget."""
     if not target.isdigit():
         try:
-            handle = Handle.parse(target)
+            path = "/" in target and ":" not in target.partition("/")[0]
+            handle = survey.at(os.path.abspath(target))[0] if path else Handle.parse(target)
             with Subscriber(handle, listed=False):
                 return [handle]
         except ShmSyncError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import bell, copying, limits
+from . import bell, copying, files, limits
 from .errors import ShmSyncError
 from .publisher import Publisher
 from .subscriber import Subscriber
@@ -30,7 +31,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """All checks, in an order that leads from the kernel to the package."""
-    return [check() for check in (_system, _channel, _memory, _descriptors, _extension, _futex, _cuda)]
+    return [check() for check in (_system, _channel, _files, _memory, _descriptors, _extension, _futex, _cuda)]
 
 
 def _system() -> Finding:
@@ -39,15 +40,32 @@ def _system() -> Finding:
 
 
 def _channel() -> Finding:
-    """memfd, seals, OFD locks, /proc and mapping: a real channel of one number, there and back."""
+    """memfd, seals, OFD locks, /proc and mapping."""
     try:
-        with Publisher({"x": torch.ones(1)}) as publisher, Subscriber(publisher.handle) as follower:
-            publisher.publish()
-            with follower.lease() as lease:
-                good = bool(lease.weights["x"] == 1)
+        good = _there_and_back("memfd")
     except (OSError, ShmSyncError) as error:
         return Finding("channel", BAD, f"{error}. Needed: memfd_create, OFD locks, and /proc/<pid>/fd of the same user")
     return Finding("channel", GOOD if good else BAD, "memfd, OFD locks, /proc and mappings work")
+
+
+def _files() -> Finding:
+    """Only for subscribers in other pid namespaces."""
+    where, what = files.folder(), "file storage"
+    try:
+        good = _there_and_back("file")
+    except (OSError, ShmSyncError) as error:
+        return Finding(what, SLOW, f"not possible, so not from other pid namespaces: {error}")
+    room = os.statvfs(where)
+    text = f"works in {where}, {room.f_bavail * room.f_frsize / 2**20:.0f} MiB free; for other pid namespaces only"
+    return Finding(what, GOOD if good else SLOW, text)
+
+
+def _there_and_back(storage: str) -> bool:
+    """A real channel of one number."""
+    with Publisher({"x": torch.ones(1)}, storage=storage) as publisher, Subscriber(publisher.handle) as follower:
+        publisher.publish()
+        with follower.lease() as lease:
+            return bool(lease.weights["x"] == 1)
 
 
 def _memory() -> Finding:

@@ -74,9 +74,8 @@ class MappedSlot:
 class MappedData:
     """DATA as a subscriber sees it: rows and slot table shared and read-only, slots mapped when first met."""
 
-    def __init__(self, pid: int, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
-        faults.at("attach.data")
-        self.fd = segment.open_remote(pid, fd, os.O_RDONLY)
+    def __init__(self, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
+        self.fd = fd  # which is this object's from now on
         self._end = weakref.finalize(self, os.close, self.fd)
         size = os.fstat(self.fd).st_size
         first = os.pread(self.fd, wire.PAGE, 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import forks, ids, slots, wire
+from . import files, forks, ids, leftovers, places, slots, wire
 from .channel import Control, Store
 from .checksums import hasher
 from .errors import (
@@ -48,14 +48,17 @@ class Publisher:
 
     ``weights``: an nn.Module, a TensorDict, a (possibly flat, dotted) state dict, or a dict of these, which then change
     together under one version. They fix the layout; nothing is published yet (version 0). None: the first published
-    weights fix it. ``dtype``: store floating leaves as this dtype. ``max_subscribers``: how many may attach, and the
-    bound of worker ids. ``max_slots``: None = 3 * max_subscribers + 2. ``timeout``: seconds that a publish waits for
-    a slot once ``max_slots`` is reached. ``checksum``: store checksums with each version, for ``Subscriber.verify``.
-    ``name``: for people.
+    weights fix it. ``dtype``: store floating leaves as this dtype. ``storage``: "memfd", or "file" for subscribers in
+    other pid namespaces of this host: files in the directory ``SHMSYNC_DIR``, else /dev/shm. ``max_subscribers``: how
+    many may attach, and the bound of worker ids. ``max_slots``: None = 3 * max_subscribers + 2. ``timeout``: seconds
+    that a publish waits for a slot once ``max_slots`` is reached. ``checksum``: store checksums with each version, for
+    ``Subscriber.verify``. ``name``: for people.
 
-    Raises UnsupportedLeaf, LayoutError, OutOfSharedMemory; ShmSyncError for an option that can't be.
+    Raises UnsupportedLeaf, LayoutError, OutOfSharedMemory; ShmSyncError for an option that can't be, ChannelError for a
+    directory that can't be used.
     Contract: copies nothing at construction; the caller's tensors are never moved, shared or changed. If this process
-    dies, subscribers keep the weights that they hold, and the memory goes with the last of them.
+    dies, subscribers keep the weights that they hold, and the memory goes with the last of them; files that it leaves
+    go when the next publisher starts in that directory, or by ``python -m shmsync gc``.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Publisher:
         self._mutex = threading.Lock()
         self._pid = os.getpid()
         most = 3 * max_subscribers + 2 if max_slots is None else max_slots
-        self._control = Control(self._pid, max_subscribers, most, self.name)
+        if storage == "file":
+            leftovers.remove(files.folder())
+        self._control = Control(self._pid, max_subscribers, most, self.name, storage)
         self._store: Store | None = None
         self._finalizer = weakref.finalize(self, Control.close, self._control, self._pid)
         forks.watch(self)
@@ -240,8 +245,8 @@ class Publisher:
 def _check_options(
     dtype: torch.dtype | None, storage: str, max_subscribers: int, max_slots: int | None, checksum: bool
 ) -> None:
-    if storage != "memfd":
-        raise ShmSyncError(f"Expected storage='memfd', got {storage!r}")
+    if storage not in places.STORAGES:
+        raise ShmSyncError(f"Expected storage as one of {places.STORAGES}, got {storage!r}")
     if checksum:
         hasher()
     if dtype is not None and not dtype.is_floating_point:

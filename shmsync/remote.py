@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from .binding import Binding
-from .errors import BindingError, ChannelUnreachable, NotAttached, ShmSyncError, SubscribersExhausted
+from .errors import BindingError, ChannelError, ChannelUnreachable, NotAttached, ShmSyncError, SubscribersExhausted
 from .handle import Handle
 from .listener import Listener
 from .subscriber import Subscriber
@@ -99,6 +99,7 @@ class ModuleAttachment(Following):
 Maker = Callable[[Any, Subscribe], Attachment]
 
 _attached: dict[tuple[str, int], Attachment] = {}
+_epochs: dict[str, int] = {}  # of all channels that were ever attached to
 _lock = threading.RLock()
 
 
@@ -112,6 +113,7 @@ def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = M
         known = _attached.get((handle.nonce, worker_id))
         if known is not None and known.target is target:
             return known
+        _check_epoch(target, handle, worker_id)
         try:
             made = _make(target, handle, worker_id, make)
         except SubscribersExhausted:
@@ -121,8 +123,19 @@ def attach_object(target: Any, handle_text: str, worker_id: int, make: Maker = M
             made = _make(target, handle, worker_id, make)
         _forget(handle.nonce, worker_id)
         forget(target)  # what it followed before, a channel of an earlier trainer, say
-        _attached[handle.nonce, worker_id] = made
+        _attached[handle.nonce, worker_id], _epochs[handle.nonce] = made, handle.epoch
         return made
+
+
+def _check_epoch(target: Any, handle: Handle, worker_id: int) -> None:
+    """A trainer that was started anew takes a worker over; the one before it, come back to life, does not."""
+    for nonce, _ in [key for key, known in _attached.items() if known.target is target]:
+        if _epochs[nonce] > handle.epoch:
+            raise ChannelError(
+                f"Worker {worker_id} (pid {os.getpid()}) follows a later channel than that of pid {handle.pid}: epoch "
+                f"{_epochs[nonce]} against {handle.epoch}. Push from the trainer that was started last, or make a new "
+                "updater there"
+            )
 
 
 def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachment:

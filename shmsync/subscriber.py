@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import faults, forks, ids, roster, segment, slots, sweep, verification, wire
+from . import faults, forks, ids, moving, places, roster, segment, slots, sweep, verification, wire
 from .bell import Bell
 from .errors import (
     ChannelClosed,
@@ -68,17 +68,18 @@ class Subscriber:
         self.handle.check_reachable()
         self._pid = os.getpid()
         self._mutex = threading.Lock()
-        self._released: collections.deque[int] = collections.deque()
+        self._released: collections.deque[tuple[int, MappedSlot]] = collections.deque()
         self._data: MappedData | None = None
         self._pages = PrivatePages()
         self._bindings: list[Any] = []
         self._used = 0
         self._forwards = 0
         self._left: list[int] = []  # slots that a switch has left, still to be swept
+        self._moving = False  # to another channel: no switch now
         self._warned_written = self._warned_moved = False
-        self._locks = Locks(segment.open_remote(self.handle.pid, self.handle.fd, os.O_RDONLY))
+        self._locks = Locks(places.open_ctl(self.handle, os.O_RDONLY))
         self._open, self._listed = True, listed
-        self._end = weakref.finalize(self, _close, self._locks, self._pages)
+        self._own()
         try:
             self._join(listed)
         except BaseException:
@@ -94,7 +95,7 @@ class Subscriber:
             self._head = wire.parse_ctl(os.pread(fd, wire.PAGE, 0), size)
             if self._head.nonce.hex() != self.handle.nonce:
                 raise PublisherGone(
-                    f"The channel of pid {self.handle.pid} has ended; another one lives under its descriptor number: "
+                    f"The channel of pid {self.handle.pid} has ended; another one lives in its place: "
                     "get a handle from the publisher that runs now"
                 )
             if self.worker_id is not None:
@@ -236,6 +237,25 @@ class Subscriber:
             binding.refresh()
         return self._used
 
+    def reattach(self, handle: Handle | str) -> int:
+        """Follow a later channel from now on: that of a trainer which was started anew, say. The version in use then.
+
+        Bound modules come along, on their newest weights there, or with the values that they have if there are none.
+        Raises what the constructor raises, ChannelError for a channel that is older than this one's, LayoutMismatch or
+        BindingError if a bound module does not fit, ShmSyncError while leases are held: then nothing has changed.
+        Contract: waits up to 10 s per binding for other threads' forwards; copies the mapped weights.
+        """
+        self._check_open()
+        other = moving.opened(self, Handle.parse(handle) if isinstance(handle, str) else handle)
+        self._moving = True
+        try:
+            for binding in list(self._bindings):
+                binding.leave()
+            moving.adopt(self, other)
+        finally:
+            self._moving = False
+        return self.refresh()
+
     def verify(self) -> list[int]:
         """Compare the weights that are leased here, and the newest, with the checksums that were published with them.
 
@@ -283,7 +303,7 @@ class Subscriber:
     def has_news(self, word: int) -> bool:
         """Whether the rows point to something newer than `word`. The hot path: no system call, no lock."""
         data = self._data or self._look_for_data()
-        if data is None:
+        if data is None or self._moving:
             return False
         return data.newest() > word
 
@@ -382,11 +402,15 @@ class Subscriber:
         self._end.detach()
         self._locks.close()
         self._locks, self._pages = self._for_child, PrivatePages()
-        self._end = weakref.finalize(self, _close, self._locks, self._pages)
+        self._own()
         self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
         if self._open:
             self._join(self._listed)
+
+    def _own(self) -> None:
+        """Its descriptors go with this object."""
+        self._end = weakref.finalize(self, _close, self._locks, self._pages)
 
     def _uses(self, version: int) -> None:
         self._used = version
@@ -422,7 +446,9 @@ class Subscriber:
         if self._data is None and self._open and self._data_word[0]:
             with self._locked():
                 if self._data is None:
-                    self._data = MappedData(self.handle.pid, self._data_word[0] - 1, self._head, self.worker_id)
+                    faults.at("attach.data")
+                    fd = places.open_data(self.handle, self._data_word[0], os.O_RDONLY)
+                    self._data = MappedData(fd, self._head, self.worker_id)
         return self._data
 
     def _slot(self, slot: int) -> MappedSlot:
@@ -445,7 +471,7 @@ class Subscriber:
 
     def _release_later(self, slot: int, mapped: MappedSlot) -> None:
         """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""
-        self._released.append(slot)
+        self._released.append((slot, mapped))
         if self._mutex.acquire(blocking=False):
             self._leave()
 
@@ -461,7 +487,9 @@ class Subscriber:
         """With the mutex held: end the leases that are over, and after close(), with the last of them, everything."""
         data = self._data
         while self._released and data is not None:
-            slot = self._released.popleft()
+            slot, mapped = self._released.popleft()
+            if data.mapped.get(slot) is not mapped:
+                continue  # of a channel that was left
             data.holder.counts[slot] -= 1
             if not data.holder.counts[slot]:
                 del data.holder.counts[slot]

@@ -6,13 +6,15 @@ Only this user's channels can be opened. Looking takes no line of the roster and
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import segment, slots, wire
+from . import files, segment, slots, wire
 from .errors import ChannelError
 from .handle import Handle
 from .layout import Layout
+from .leases import Locks
 from .roster import RosterLine
 from .subscriber import Subscriber
 
@@ -53,6 +55,11 @@ class Survey:
 def handles(pid: int | None = None) -> list[Handle]:
     """The channels that live processes of this user own; of one process if ``pid`` is given."""
     found: dict[str, Handle] = {}
+    for stem in files.named(files.folder(), files.CTL).values():
+        with suppress(OSError, ChannelError):
+            handle, alive = at(stem)
+            if alive and pid in (None, handle.pid):
+                found[handle.nonce] = handle
     for folder in [Path(f"/proc/{pid}")] if pid is not None else sorted(Path("/proc").glob("[0-9]*")):
         try:
             descriptors = sorted((folder / "fd").iterdir(), key=lambda path: int(path.name))
@@ -63,6 +70,20 @@ def handles(pid: int | None = None) -> list[Handle]:
             if handle is not None:
                 found.setdefault(handle.nonce, handle)
     return list(found.values())
+
+
+def at(path: str) -> tuple[Handle, bool]:
+    """The handle of the channel whose files are there, with or without an ending, and whether its publisher lives.
+
+    Raises what opening it raises.
+    """
+    stem = path.removesuffix(files.CTL).removesuffix(files.DATA)
+    fd = files.open_file(stem + files.CTL, os.O_RDONLY)
+    try:
+        head = wire.parse_ctl(os.pread(fd, wire.PAGE, 0), os.fstat(fd).st_size)
+        return Handle.of(head.pid, -1, head.nonce, head.epoch, stem), Locks(fd).owner_alive()
+    finally:
+        os.close(fd)
 
 
 def _handle(pid: int, path: Path) -> Handle | None:

@@ -240,6 +240,11 @@ def head_nbytes(raw: bytes) -> int:
     return needed
 
 
+def data_nonce(raw: bytes) -> bytes:
+    """Whose DATA it is, from its first page. Raises ChannelCorrupt."""
+    return bytes(_record(raw, DATA_HEAD, DATA_MAGIC, "DATA")["nonce"].tobytes())
+
+
 def parse_data(raw: bytes, nbytes: int) -> DataHead:
     """DATA's head and layout from a private copy of its first bytes. Raises ChannelCorrupt, never anything else."""
     needed = head_nbytes(raw)

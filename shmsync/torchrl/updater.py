@@ -35,7 +35,7 @@ class RPCWeightUpdater(UpdaterBase):
     ``timeout``: seconds that a push waits for the workers. ``notify``: "rpc" notifies each addressed worker and, with
     ``wait=True``, awaits its answer: through shared memory from a worker that answers there, else by one small message
     to its RRef; "memory" notifies nobody after a worker has attached, workers see the news at their next forward.
-    ``dtype``: store floating leaves as this dtype. ``checksum``: see Publisher.
+    ``dtype``: store floating leaves as this dtype. ``checksum``, ``storage``: see Publisher.
     ``max_workers``: room for subscribers, inner processes included.
 
     Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
@@ -56,6 +56,7 @@ class RPCWeightUpdater(UpdaterBase):
         dtype: torch.dtype | None = None,
         max_workers: int = 256,
         checksum: bool = False,
+        storage: str = "memfd",
     ) -> None:
         super().__init__()
         if notify not in NOTIFY:
@@ -69,7 +70,10 @@ class RPCWeightUpdater(UpdaterBase):
         )
         self.policy_weights, self._num_workers = policy_weights, num_workers
         self.timeout, self.notify = timeout, notify
-        self._options = {"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout, "checksum": checksum}
+        self._options = {
+            **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
+            **{"checksum": checksum, "storage": storage},
+        }
         self._publisher: Publisher | None = None
         self._messenger: Messenger | None = None
         self._mutex = threading.RLock()

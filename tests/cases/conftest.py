@@ -1,3 +1,4 @@
-from tests.helpers.fixtures import nothing_left, peer, publisher, subscriber
+from tests.helpers.fixtures import folder, nothing_left, peer, publisher, subscriber
+from tests.helpers.rpc_fixtures import fresh_trainer, trainer
 
-__all__ = ["nothing_left", "peer", "publisher", "subscriber"]
+__all__ = ["folder", "fresh_trainer", "nothing_left", "peer", "publisher", "subscriber", "trainer"]

@@ -69,10 +69,8 @@ def alive(state: Any) -> bool:
 
 
 def go_over(state: Any, handle: str) -> tuple[int, float]:
-    """To a new trainer's channel, with the same module."""
-    old, state.subscriber = state.subscriber, shmsync.Subscriber(handle)
-    state.binding = state.subscriber.bind(state.module)
-    old.close()
+    """To a new trainer's channel."""
+    state.subscriber.reattach(handle)
     return look(state)
 
 
@@ -88,7 +86,7 @@ STEPS = [
     *("publish.store_slot_version:2", "publish.store_slot_version:5", "publish.copy_in:2", "publish.copied_half:2"),
     *("publish.copied_half:3", "publish.copy_over", "publish.unlock:2", "publish.store_row:2", "publish.ring:2"),
     *("give_back.load_rows", "give_back.try_exclusive", "give_back.store_slot_version", "give_back.punch"),
-    *("give_back.unlock", "end.close", "end.closed"),
+    *("give_back.unlock", "end.close", "end.closed", "end.hidden_data"),
 ]
 
 

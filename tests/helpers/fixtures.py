@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,12 @@ def peer() -> Iterator[Callable[[], Peer]]:
         one.end()
     warned = [warning for one in made for warning in one.warnings]
     assert not warned, warned
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory on tmpfs that SHMSYNC_DIR names, for channels in files."""
+    made = Path(tempfile.mkdtemp(prefix="unit-", dir="/dev/shm"))
+    monkeypatch.setenv("SHMSYNC_DIR", str(made))
+    yield made
+    shutil.rmtree(made)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-SEGMENT = "/memfd:shmsync-"
+# A memfd, or a file under its name or, with its publisher, under the one that it had before it was linked.
+SEGMENT = re.compile(r"/memfd:shmsync-|/shmsync-[0-9a-f]{32}[.](ctl|data)|/dev/shm/[^ ]*#[0-9]+ [(]deleted[)]")
 
 
 class Footprint(NamedTuple):
@@ -44,12 +46,12 @@ def maps() -> list[str]:
 
 def segment_descriptors() -> list[int]:
     """Descriptors of shmsync's segments."""
-    return [fd for fd, target in descriptors().items() if target.startswith(SEGMENT)]
+    return [fd for fd, target in descriptors().items() if SEGMENT.search(target)]
 
 
 def segment_maps() -> list[str]:
     """Mappings of shmsync's segments."""
-    return [line for line in maps() if SEGMENT in line]
+    return [line for line in maps() if SEGMENT.search(line)]
 
 
 def shared_nbytes() -> int:
@@ -77,7 +79,7 @@ def segment_memory() -> dict[str, int]:
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head, _, rest = line.partition(" ")
         if "-" in head and not head.endswith(":"):
-            counting = SEGMENT in rest
+            counting = SEGMENT.search(rest) is not None
         elif counting and rest.strip().endswith("kB"):
             totals[head.rstrip(":")] = totals.get(head.rstrip(":"), 0) + int(rest.split()[0]) * 1024
     return totals

@@ -1,3 +1,3 @@
-from tests.helpers.fixtures import nothing_left, peer, publisher, subscriber
+from tests.helpers.fixtures import folder, nothing_left, peer, publisher, subscriber
 
-__all__ = ["nothing_left", "peer", "publisher", "subscriber"]
+__all__ = ["folder", "nothing_left", "peer", "publisher", "subscriber"]

@@ -23,10 +23,10 @@ LEVELS: list[set[str]] = [
     {"faults", "forks", "ids", "limits", "weights", "outputs", "gate", "sweep"},
     {"layout", "wire", "handle", "sources"},
     {"slots"},
-    {"segment", "pages", "leases", "roster", "bell"},
-    {"copying", "device", "checksums"},
+    {"segment", "pages", "leases", "roster", "bell", "files"},
+    {"copying", "device", "checksums", "places", "leftovers"},
     {"mapped"},
-    {"lease", "performer", "verification"},
+    {"lease", "performer", "verification", "moving"},
     {"channel"},
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
@@ -47,6 +47,7 @@ BESIDE: dict[str, set[str]] = {
     "pages": {"segment"},
     "roster": {"segment", "leases"},
     "bell": {"segment"},
+    "files": {"segment"},
     "binding": {"targets"},
     "torchrl.receiver": {"torchrl.collector"},
 }
@@ -64,6 +65,7 @@ DEFERRED: dict[str, set[str]] = {
     "lease": {"subscriber"},  # a lease knows its subscriber, for type checkers only
     "performer": {"subscriber"},  # the same
     "verification": {"subscriber"},  # the same
+    "moving": {"subscriber"},  # the same
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected
 }

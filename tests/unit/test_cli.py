@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from shmsync import ShmSyncError, cli, doctor
+from shmsync import Publisher, ShmSyncError, cli, doctor
 from tests.helpers import workers
 from tests.helpers.models import fill
 
@@ -156,3 +156,71 @@ def test_it_runs_as_a_module() -> None:
     run = [sys.executable, "-m", "shmsync", "inspect", "nonsense"]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+# --- channels in files
+
+
+def files_channel(publisher) -> Any:
+    source = policy()
+    made = publisher(source, storage="file")
+    made.publish(fill(source, 1))
+    return made
+
+
+def test_ls_and_inspect_show_a_channel_in_files(folder, publisher, capsys) -> None:
+    made = files_channel(publisher)
+    (found,) = [one for one in told(capsys, "ls") if one["pid"] == os.getpid()]
+    assert (found["version"], found["alive"]) == (1, True)
+    path = next(folder.glob("*.ctl"))
+    for target in (
+        str(path),
+        str(path.with_suffix(".data")),
+        str(path.with_suffix("")),
+        str(made.handle),
+        found["handle"],
+    ):
+        assert told(capsys, "inspect", target)["version"] == 1
+
+
+@pytest.mark.parametrize("target", ["./nothing", "/dev/null", "/dev/shm", "/proc/self/mem"])
+def test_a_path_that_is_no_channel_is_a_wrong_target(folder, target, capsys) -> None:
+    assert cli.main(["inspect", target]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def lead_in_files(state: Any, where: str) -> None:
+    os.environ["SHMSYNC_DIR"] = where
+    state.channel = Publisher(policy(), storage="file")
+    state.channel.publish()
+
+
+def test_gc_removes_dead_channels_and_says_which(folder, publisher, peer, capsys, look) -> None:
+    live = files_channel(publisher)
+    trainer = peer()
+    trainer.call(lead_in_files, str(folder))
+    assert told(capsys, "gc") == []
+    pid = trainer.pid
+    trainer.kill()
+    assert [one["pid"] for one in told(capsys, "ls") if one["pid"] in (pid, os.getpid())] == [os.getpid()]
+    assert cli.main(["gc", "--dir", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert str(folder) in out
+    assert str(pid) in out
+    assert told(capsys, "gc") == []
+    assert len(list(folder.iterdir())) == 2
+    live.publish()
+
+
+def test_gc_in_no_directory_is_a_wrong_target(capsys) -> None:
+    assert cli.main(["gc", "--dir", "/nowhere"]) == 2
+    assert capsys.readouterr().err == "shmsync: there is no directory /nowhere\n"
+
+
+def test_doctor_says_whether_files_can_be_made(folder, capsys, monkeypatch) -> None:
+    states = {finding["what"]: finding for finding in told(capsys, "doctor")}
+    assert states["file storage"]["state"] == "ok"
+    monkeypatch.setenv("SHMSYNC_DIR", "/nowhere")
+    states = {finding["what"]: finding for finding in told(capsys, "doctor")}
+    assert states["file storage"]["state"] == "slow"
+    assert "/nowhere" in states["file storage"]["text"]

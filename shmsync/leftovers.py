@@ -1,0 +1,84 @@
+"""What publishers that were killed have left of channels in files. Everything else stays where it is.
+
+A channel is dead exactly if nobody holds its owner lock: a live one has its name only while it is locked, and the
+kernel ends the lock with the process, whatever its pid is now and in which container it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import files, wire
+from .errors import ChannelError
+from .leases import Locks
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Files of one dead channel: their path without endings, the pid that its publisher had, and bytes of memory."""
+
+    path: str
+    pid: int | None
+    nbytes: int
+
+
+def remove(where: Path) -> list[Leftover]:
+    """Remove the dead channels' files from a directory; what was removed.
+
+    Contract: another's files, symbolic links, live channels and files that only look alike are not touched. Processes
+    that still have a dead channel's weights keep them.
+    """
+    found = [_remove_dead(nonce, stem) for nonce, stem in files.named(where, files.CTL).items()]
+    for nonce, stem in files.named(where, files.DATA).items():
+        # DATA is made after CTL and removed before it: one without CTL is dead.
+        if not os.path.lexists(stem + files.CTL) and (nbytes := _remove_data(nonce, stem)):
+            found.append(Leftover(stem, None, nbytes))
+    return [one for one in found if one is not None]
+
+
+def _remove_dead(nonce: bytes, stem: str) -> Leftover | None:
+    with _opened(stem + files.CTL) as ctl:
+        if ctl is None:
+            return None
+        head = wire.parse_ctl(os.pread(ctl, wire.PAGE, 0), os.fstat(ctl).st_size)
+        if head.nonce != nonce or Locks(ctl).owner_alive():
+            return None
+        # DATA first: if this is interrupted, CTL still says that the rest is dead.
+        nbytes = _remove_data(nonce, stem) + _nbytes(ctl)
+        files.remove(stem + files.CTL, ctl)
+        return Leftover(stem, head.pid, nbytes)
+    return None
+
+
+def _remove_data(nonce: bytes, stem: str) -> int:
+    """Remove it if it is that channel's; how much memory it had."""
+    with _opened(stem + files.DATA) as data:
+        if data is None or wire.data_nonce(os.pread(data, wire.PAGE, 0)) != nonce:
+            return 0
+        nbytes = _nbytes(data)
+        files.remove(stem + files.DATA, data)
+        return nbytes
+    return 0
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int | None]:
+    """A file of this user's, or None; if it turns out not to be a channel's, the block ends there."""
+    try:
+        fd = files.open_file(path, os.O_RDONLY)
+    except (OSError, ChannelError):
+        yield None
+        return
+    try:
+        with suppress(OSError, ChannelError):
+            yield fd
+    finally:
+        os.close(fd)
+
+
+def _nbytes(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
