@@ -32,50 +32,44 @@ def remove(where: Path) -> list[Leftover]:
     Contract: another's files, symbolic links, live channels and files that only look alike are not touched. Processes
     that still have a dead channel's weights keep them.
     """
-    found = [_remove_dead(nonce, stem) for nonce, stem in files.named(where, files.CTL).items()]
+    found: list[Leftover] = []
+    for nonce, stem in files.named(where, files.CTL).items():
+        with suppress(OSError, ChannelError):  # gone meanwhile, or not a channel's
+            found += _remove_dead(nonce, stem)
     for nonce, stem in files.named(where, files.DATA).items():
         # DATA is made after CTL and removed before it: one without CTL is dead.
         if not os.path.lexists(stem + files.CTL) and (nbytes := _remove_data(nonce, stem)):
             found.append(Leftover(stem, None, nbytes))
-    return [one for one in found if one is not None]
+    return found
 
 
-def _remove_dead(nonce: bytes, stem: str) -> Leftover | None:
+def _remove_dead(nonce: bytes, stem: str) -> list[Leftover]:
     with _opened(stem + files.CTL) as ctl:
-        if ctl is None:
-            return None
         head = wire.parse_ctl(os.pread(ctl, wire.PAGE, 0), os.fstat(ctl).st_size)
         if head.nonce != nonce or Locks(ctl).owner_alive():
-            return None
+            return []
         # DATA first: if this is interrupted, CTL still says that the rest is dead.
         nbytes = _remove_data(nonce, stem) + _nbytes(ctl)
         files.remove(stem + files.CTL, ctl)
-        return Leftover(stem, head.pid, nbytes)
-    return None
+        return [Leftover(stem, head.pid, nbytes)]
 
 
 def _remove_data(nonce: bytes, stem: str) -> int:
     """Remove it if it is that channel's; how much memory it had."""
-    with _opened(stem + files.DATA) as data:
-        if data is None or wire.data_nonce(os.pread(data, wire.PAGE, 0)) != nonce:
-            return 0
-        nbytes = _nbytes(data)
-        files.remove(stem + files.DATA, data)
-        return nbytes
-    return 0
+    nbytes = 0
+    with suppress(OSError, ChannelError), _opened(stem + files.DATA) as data:
+        if wire.data_nonce(os.pread(data, wire.PAGE, 0)) == nonce:
+            nbytes = _nbytes(data)
+            files.remove(stem + files.DATA, data)
+    return nbytes
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int | None]:
-    """A file of this user's, or None; if it turns out not to be a channel's, the block ends there."""
+def _opened(path: str) -> Iterator[int]:
+    """A file of this user's. Raises OSError or ChannelError if it is none."""
+    fd = files.open_file(path, os.O_RDONLY)
     try:
-        fd = files.open_file(path, os.O_RDONLY)
-    except (OSError, ChannelError):
-        yield None
-        return
-    try:
-        with suppress(OSError, ChannelError):
-            yield fd
+        yield fd
     finally:
         os.close(fd)
 

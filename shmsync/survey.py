@@ -57,9 +57,9 @@ def handles(pid: int | None = None) -> list[Handle]:
     found: dict[str, Handle] = {}
     for stem in files.named(files.folder(), files.CTL).values():
         with suppress(OSError, ChannelError):
-            handle, alive = at(stem)
-            if alive and pid in (None, handle.pid):
-                found[handle.nonce] = handle
+            in_files, alive = at(stem)
+            if alive and pid in (None, in_files.pid):
+                found[in_files.nonce] = in_files
     for folder in [Path(f"/proc/{pid}")] if pid is not None else sorted(Path("/proc").glob("[0-9]*")):
         try:
             descriptors = sorted((folder / "fd").iterdir(), key=lambda path: int(path.name))
