@@ -17,7 +17,7 @@ from .errors import OutOfSharedMemory, SlotsExhausted
 from .handle import Handle
 from .layout import Layout, align
 from .leases import Locks
-from .limits import check_file_size, check_growth
+from .limits import check_end, check_file_size, check_growth
 from .roster import RosterLine
 from .sources import Changes, Sources
 
@@ -160,6 +160,7 @@ class Store:
             return
         what = f"Slot {slot} of channel {self._control.name!r}"
         check_growth(nbytes, what)
+        check_end(offset + nbytes, what)
         self._place.check_room(nbytes, what)
         try:
             segment.reserve(self.fd, offset, nbytes)

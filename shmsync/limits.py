@@ -44,6 +44,16 @@ def check_file_size(nbytes: int) -> None:
         )
 
 
+def check_end(end: int, what: str) -> None:
+    """Raise OutOfSharedMemory if RLIMIT_FSIZE, which may be lower now, ends before byte `end` of a segment."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != resource.RLIM_INFINITY and end > soft:
+        raise OutOfSharedMemory(
+            f"{what} ends at byte {end} of its segment, but RLIMIT_FSIZE allows {soft} bytes now; raise it "
+            "(ulimit -f unlimited)"
+        )
+
+
 def _rooms() -> Iterator[tuple[str, int]]:
     yield "MemAvailable", _meminfo("MemAvailable")
     for folder in _cgroups():

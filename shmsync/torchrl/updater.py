@@ -214,6 +214,12 @@ class RPCWeightUpdater(UpdaterBase):
             if self._publisher is not None:
                 self._publisher.close()
 
+    def __reduce__(self) -> Any:
+        raise ShmSyncError(
+            "An RPCWeightUpdater stays in the trainer's process, where its channel is; make one there, or hand "
+            "on what to make it with (the class, or functools.partial)"
+        )
+
     def __enter__(self) -> RPCWeightUpdater:
         return self
 

@@ -3,13 +3,16 @@
 Mutant: look at the process's own cgroup only, not at its ancestors.
 """
 
+import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from shmsync import OutOfSharedMemory, limits
+from shmsync import OutOfSharedMemory, Publisher, Subscriber, limits
 from tests.helpers.models import uniform
 
 GIB = 1 << 30
@@ -124,3 +127,101 @@ def test_a_file_size_limit_is_named_at_construction(publisher) -> None:
         publisher({"leaf": torch.ones(1000)}, max_slots=3).publish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# --- real limits, in other processes
+
+
+def lead(state: Any, numel: int = 1 << 21) -> None:
+    """Be a trainer at version 1, with a lease on it and on the next, so that a push needs a third slot."""
+    state.source = {"leaf": torch.full((numel,), 0.0)}
+    state.channel = Publisher(state.source, max_subscribers=4)
+    state.follower, state.leases = Subscriber(state.channel.handle), []
+    for version in (1, 2):
+        state.source["leaf"].fill_(version)
+        state.channel.publish()
+        state.leases.append(state.follower.lease())
+
+
+def push(state: Any) -> str | None:
+    """One more version; the error of it."""
+    try:
+        state.source["leaf"].fill_(3)
+        state.channel.publish()
+    except OutOfSharedMemory as error:
+        return str(error)
+    return None
+
+
+def look(state: Any) -> tuple[int, int, float]:
+    with state.follower.lease() as lease:
+        return state.channel.version, lease.version, uniform(lease.weights)
+
+
+def limit_file_size(state: Any, nbytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+
+def size_of_a_channel(state: Any) -> str:
+    try:
+        lead(state)
+    except OutOfSharedMemory as error:
+        return str(error)
+    return ""
+
+
+def test_a_file_size_that_is_too_small_for_a_channel(peer) -> None:
+    worker = peer()
+    worker.call(limit_file_size, 1 << 20)
+    text = worker.call(size_of_a_channel)
+    assert int(text.split("spans ")[1].split()[0]) > 1 << 23
+    assert f"RLIMIT_FSIZE allows {1 << 20}" in text
+
+
+def test_a_file_size_that_is_too_small_for_another_slot(peer) -> None:
+    """The trainer lives, the old version stays, and with the limit gone it goes on. Mutant: try it, and be killed by
+    SIGXFSZ where Python does not ignore that."""
+    worker = peer()
+    worker.call(lead)
+    worker.call(limit_file_size, 20 << 20)
+    text = worker.call(push)
+    assert "Slot 2" in text
+    assert "RLIMIT_FSIZE allows 20971520 bytes" in text
+    assert worker.call(look) == (2, 2, 2.0)
+    worker.call(limit_file_size, resource.RLIM_INFINITY)
+    assert worker.call(push) is None
+    # The number that failed is not used again.
+    assert worker.call(look) == (4, 4, 3.0)
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup of its own below this process's, where that can be made."""
+    parent = next(limits._cgroups(), None)
+    made = parent / f"shmsync-test-{os.getpid()}" if parent is not None else None
+    try:
+        made.mkdir()
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    if not any((made / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+        made.rmdir()
+        pytest.skip(f"the memory controller is not enabled below {parent}")
+    yield made
+    made.rmdir()
+
+
+def test_a_cgroup_that_is_too_small_for_another_slot(peer, cgroup) -> None:
+    """Beyond its limit the kernel kills. Mutant: reserve without asking."""
+    worker = peer()
+    (cgroup / "cgroup.procs").write_text(str(worker.pid))
+    worker.call(lead, 1 << 23)  # a fork server's child copies some MB of pages at its every step
+    limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := cgroup / name).exists())
+    usage = next(path for name in ("memory.current", "memory.usage_in_bytes") if (path := cgroup / name).exists())
+    limit.write_text(str(int(usage.read_text()) + (24 << 20)))
+    text = worker.call(push)
+    assert f"Slot 2 of channel 'publisher-{worker.pid}' needs {32 << 20} bytes, but cgroup {cgroup} leaves " in text
+    limit.write_text(str(int(usage.read_text()) + (128 << 20)))
+    assert worker.call(look) == (2, 2, 2.0)
+    assert worker.call(push) is None
+    assert worker.call(look) == (4, 4, 3.0)
+    worker.end()
