@@ -33,6 +33,14 @@ for number, subscribers in enumerate((256, 4096)):  # room for the channel and n
                 said["version"] = channel.version
     except OutOfSharedMemory as error:
         said[f"error{number}"] = str(error)
+room = os.statvfs("/")  # somebody else takes what was free, just then
+os.statvfs = lambda _: room
+for number, subscribers in enumerate((256, 4096), 2):
+    try:
+        with Publisher(weights, storage="file", max_subscribers=subscribers) as channel:
+            channel.publish()
+    except OutOfSharedMemory as error:
+        said[f"error{number}"] = str(error)
 said["left"] = os.listdir("/dev/shm")
 print(json.dumps(said))
 """
@@ -62,6 +70,12 @@ def test_what_does_not_fit_is_an_error_with_bytes_and_path(said) -> None:
     assert 0 < free < 1 << 20
     assert said["version"] == 0
     assert "A new channel needs" in said["error1"]
+
+
+def test_what_was_there_and_is_not_any_more_is_the_same_error(said) -> None:
+    """Mutant: rely on having asked."""
+    assert f"needs {8 << 20} bytes" in said["error2"]
+    assert "A new channel needs" in said["error3"]
 
 
 def test_nothing_is_left(said) -> None:

@@ -59,8 +59,9 @@ def test_a_channel_is_two_files_for_its_user_alone(channel, folder) -> None:
     assert names(folder) == []
 
 
-def test_no_umask_opens_it(folder, publisher) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_no_umask_opens_it_or_shuts_it(folder, publisher, umask) -> None:
+    before = os.umask(umask)
     try:
         publisher(LEAF, storage="file")
     finally:
@@ -156,7 +157,8 @@ def test_another_users_file_is_refused(channel, monkeypatch) -> None:
     refused(channel, ChannelCorrupt, f"uid {uid}", ".ctl")
 
 
-def test_a_link_that_comes_after_the_look_is_not_followed(channel, folder, monkeypatch) -> None:
+@pytest.mark.parametrize(("kind", "text"), [("link", "symbolic links"), ("open to all", "0666"), ("fifo", "regular")])
+def test_what_comes_after_the_look_is_not_opened(channel, folder, monkeypatch, kind, text) -> None:
     """Between lstat and open."""
     path = replaced(channel, folder, ".ctl")
     (folder / "aside.ctl").rename(path)
@@ -166,11 +168,17 @@ def test_a_link_that_comes_after_the_look_is_not_followed(channel, folder, monke
         info = looked(which, **options)
         if which == str(path):
             path.rename(folder / "aside.ctl")
-            path.symlink_to(folder / "aside.ctl")
+            if kind == "link":
+                path.symlink_to(folder / "aside.ctl")
+            elif kind == "fifo":
+                os.mkfifo(path, 0o600)
+            else:
+                path.touch()
+                path.chmod(0o666)
         return info
 
     monkeypatch.setattr(os, "lstat", and_then_replaced)
-    with pytest.raises(ChannelCorrupt, match="symbolic links"):
+    with pytest.raises(ChannelCorrupt, match=text):
         files.open_file(str(path), os.O_RDONLY)
 
 

@@ -118,7 +118,7 @@ def dead_ctl(trainer: Any, folder: Path) -> Path:
     """A dead channel's CTL; its DATA is gone."""
     trainer.call(lead)
     trainer.kill()
-    next(folder.glob("*.data")).unlink()
+    next(folder.glob("*.data")).rename(folder / "data")
     return next(folder.glob("*.ctl"))
 
 
@@ -139,6 +139,7 @@ def test_what_is_not_ours_stays(trainer, folder) -> None:
     for path in copied:
         shutil.copy2(ctl, path)  # CTL says another name
     (folder / f"shmsync-{secrets.token_hex(16)}.data").write_bytes(os.urandom(9000))
+    shutil.copy2(folder / "data", folder / f"shmsync-{secrets.token_hex(16)}.data")  # DATA says another name
     before = names(folder)
     assert leftovers.remove(folder) == []
     assert names(folder) == before

@@ -67,8 +67,10 @@ def test_modules_come_along(pair) -> None:
 
 def test_its_line_is_on_the_later_roster_and_no_other(pair) -> None:
     pair.new.publish()
+    before = pair.follower._line
     pair.move()
-    assert pair.old.subscribers() == []
+    assert pair.old.subscribers() == [], "whatever keeps its line"
+    assert before is not None
     (line,) = pair.new.subscribers()
     assert (line.worker_id, line.name, line.used) == (1, pair.follower.name, 1)
     pair.module(torch.zeros(1, 8))
@@ -131,10 +133,11 @@ def lead(state: Any) -> Any:
 def test_a_module_that_does_not_fit_changes_nothing(pair, publisher) -> None:
     other = publisher(policy(9))
     other.publish()
-    with pytest.raises(LayoutMismatch, match="shape"):
+    with pytest.raises(LayoutMismatch, match="shape") as kept:
         pair.follower.reattach(other.handle)
     works_as_before(pair)
-    assert other.subscribers() == []
+    assert other.subscribers() == [], "whatever keeps the traceback"
+    assert kept.tb is not None
 
 
 def test_a_full_roster_changes_nothing(pair, publisher, subscriber) -> None:
