@@ -19,6 +19,7 @@ from shmsync import (
     LayoutMismatch,
     PublisherGone,
     ShmSyncError,
+    Subscriber,
     SubscribersExhausted,
     remote,
 )
@@ -262,3 +263,20 @@ def test_an_rpc_worker_refuses_the_trainer_before_its_own(pair) -> None:
         remote.forget(target)
     remote.attach_object(target, str(pair.old.handle), 0)  # it follows nobody any more
     remote.forget(target)
+
+
+def test_a_channel_that_numbers_its_leaves_otherwise(publisher) -> None:
+    """The names count. Mutant: keep the numbers of the older channel."""
+    source = {"one": torch.full((4,), 1.0), "two": torch.full((4,), 2.0)}
+    module = nn.Module()
+    for name, value in source.items():
+        module.register_parameter(name, nn.Parameter(torch.zeros_like(value)))
+    old = publisher(source)
+    new = publisher({"two": torch.full((4,), 20.0), "one": torch.full((4,), 10.0)})
+    for channel in (old, new):
+        channel.publish()
+    with Subscriber(old.handle) as follower:
+        follower.bind(module)
+        assert (uniform([module.one]), uniform([module.two])) == (1, 2)
+        follower.reattach(new.handle)
+        assert (uniform([module.one]), uniform([module.two])) == (10, 20)
