@@ -6,6 +6,7 @@ python examples/plain_rpc.py
 import multiprocessing as mp
 import os
 import socket
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from torch.distributed import rpc
 import shmsync
 
 WORKERS = 2
+
+# torch about its own use of gloo, in every process.
+warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
 
 
 def make_policy() -> nn.Module:

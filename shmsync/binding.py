@@ -93,31 +93,40 @@ class Binding:
         Like a forward it begins on the newest version, unless this thread is inside one already.
         Contract: a switch waits for its end, and other threads' forwards that want one for at most 100 ms.
         """
-        self._gate.enter()
+        depth = self._gate.depth()
         try:
+            self._gate.enter()
             yield self.version
         finally:
-            self._gate.leave()
+            try:
+                self._gate.leave(depth)
+            except BaseException:  # as in `call`
+                self._gate.leave(depth)
+                raise
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a forward through the gate."""
         if not self._open:
             return function(*args, **kwargs)
-        if not self._gate.enter():
-            return self._nested(function, args, kwargs)
+        gate = self._gate
+        depth = gate.depth()
         try:
+            if not gate.enter():
+                return function(*args, **kwargs)
             self._subscriber.ran()
             if self._at_entry is not None:
                 self._at_entry(self.version)
             return privatize(function(*args, **kwargs), self._aliases)
         finally:
-            self._gate.leave()
+            try:
+                gate.leave(depth)
+            except BaseException:  # a signal handler's, at its very beginning: or this thread would be inside for ever
+                gate.leave(depth)
+                raise
 
-    def _nested(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self._gate.leave()
+    def inside(self) -> bool:
+        """Whether this thread is in the middle of a forward or a hold()."""
+        return self._gate.depth() > 0
 
     def at_entry(self, action: Callable[[int], None] | None) -> None:
         """Call `action(version)` at the entry of every outermost forward, on its thread, after the switch."""
@@ -136,8 +145,11 @@ class Binding:
         Targets(layout, self._models, self._asked)
 
     def leave(self) -> None:
-        """Let the slot go, and go on with the values that the modules show, until the next switch."""
-        self._gate.exclusive(self._leave_channel)
+        """Let the slot go, and go on with the values that the modules show, until the next switch.
+
+        Raises WaitTimeout if other threads' forwards do not end within 10 s.
+        """
+        self._gate.exclusive(self._leave_channel, or_raise=True)
 
     def before_fork(self) -> None:
         """Let no switch begin."""
@@ -170,6 +182,8 @@ class Binding:
         self._subscriber.release(self._bound)
 
     def _leave_channel(self) -> None:
+        if not self._open:
+            return
         self._leave_slot()
         self._targets = None  # another channel numbers its leaves otherwise
 

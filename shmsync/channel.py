@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -20,6 +21,8 @@ from .leases import Locks
 from .limits import check_end, check_file_size, check_growth
 from .roster import RosterLine
 from .sources import Changes, Sources
+
+_log = logging.getLogger("shmsync")
 
 
 class Control:
@@ -75,15 +78,23 @@ class Control:
         self.mapping.words(wire.CTL_CLOSED_OFFSET, 1)[0] = 1
         faults.at("end.closed")
         self.bell.ring()
-        if self.store is not None:
-            self.place.hide(places.DATA, self.store.fd)
-        faults.at("end.hidden_data")
-        self.place.hide(places.CTL, self._fd)
+        if self.store is None or self._hide(places.DATA, self.store.fd):
+            faults.at("end.hidden_data")
+            self._hide(places.CTL, self._fd)
         del self.mapping, self.bell, self.answers  # gone, even if somebody keeps the closed publisher
         if self.store is not None:
             self.store.close()
         self.locks.close()
         os.close(self._fd)
+
+    def _hide(self, ending: str, fd: int) -> bool:
+        try:
+            self.place.hide(ending, fd)
+        except OSError as error:
+            # The end is nobody's to stop. With the owner's lock gone, the next publisher there or `gc` can try again.
+            _log.warning("Channel %r has ended, but its %s file stays: %s", self.name, ending, error)
+            return False
+        return True
 
 
 class Store:
@@ -97,10 +108,15 @@ class Store:
         self._control, self._locks, self._timeout = control, control.locks, timeout
         self._place = control.place
         self.fd = self._place.create(places.DATA, self.head.nbytes, align(len(raw), wire.PAGE))
-        self._top = segment.map_shared(self.fd, 0, self.head.slots_offset)
+        try:
+            self._top = segment.map_shared(self.fd, 0, self.head.slots_offset)
+            self._begin(raw)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def _begin(self, raw: bytes) -> None:
         memoryview(self._top.buffer).cast("B")[: len(raw)] = raw
-        faults.at("make.data")
-        self._place.show(places.DATA, self.fd)
         self._rows = self._top.words(self.head.rows_offset, self.head.rows)
         self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
         self._slots: dict[int, Filler] = {}
@@ -109,6 +125,8 @@ class Store:
         self._written: list[int] = []
         self._deadline = 0.0
         self._end_of_rows = 1  # no row from here on was ever stored
+        faults.at("make.data")
+        self._place.show(places.DATA, self.fd)
 
     def publish(self, rows: list[int], given: Changes) -> tuple[int, int, int]:
         """Version, bytes and leaves written."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from .subscriber import Subscriber
 from .survey import Survey
 
 Row = Sequence[Any]
+_PID_DIGITS = 11
 
 
 class WrongTarget(ShmSyncError):
@@ -32,21 +35,27 @@ class WrongTarget(ShmSyncError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):  # names are whatever users have called them
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
     except WrongTarget as error:
         print(f"shmsync: {error}", file=sys.stderr)
         return 2
-    except ShmSyncError as error:
+    except (ShmSyncError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return 0
         print(f"shmsync: {error}", file=sys.stderr)
         return 1
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
         return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m shmsync", description="Look at channels of shared weights.")
+    parser.add_argument("--version", action="version", version=f"shmsync {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(run: Callable[[argparse.Namespace], int], text: str, target: bool = False) -> argparse.ArgumentParser:
@@ -65,12 +74,26 @@ def _parser() -> argparse.ArgumentParser:
     command(_ls, "the live channels of this user")
     command(_inspect, "layout, slots and subscribers of a channel", target=True)
     top = command(_top, "versions and bytes per second, and lag, until interrupted")
-    top.add_argument("--seconds", type=float, default=1.0, help="between two looks")
+    top.add_argument("--seconds", type=_seconds, default=1.0, help="between two looks")
     top.add_argument("--count", type=int, default=0, help="so many looks; 0 = until interrupted")
     command(_verify, "compare the bytes of a channel with its checksums", target=True)
     gc = command(_gc, "remove what dead publishers with storage='file' have left, and nothing else")
     gc.add_argument("--dir", help="where; SHMSYNC_DIR or /dev/shm if not given")
     return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError
+    return value
+
+
+def _version() -> str:
+    try:
+        return metadata.version("shmsync")
+    except metadata.PackageNotFoundError:  # from a checkout that nobody installed
+        return "0+unknown"
 
 
 # ── Commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,6 +109,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     found = _surveys()
+    if not found and not options.json:
+        return _nothing()
     head = ("pid", "age", "version", "bytes", "slots", "subscribers", "lag")
     rows = [
         (s.pid, _age(s), s.version, _size(s.nbytes), len(s.slots), len(s.subscribers), s.lag if s.subscribers else "-")
@@ -121,10 +146,18 @@ def _top(options: argparse.Namespace) -> int:
         time.sleep(options.seconds)
         now = {one.handle: one for one in _surveys()}
         rates = [_rate(before[key], one, options.seconds) for key, one in now.items() if key in before]
+        before, looks = now, looks + 1
+        if not rates and not options.json:
+            _nothing()
+            continue
         head = ("pid", "versions/s", "GB/s", "version", "subscribers", "lag")
         _show(options, rates, head, [tuple(rate.values()) for rate in rates])
         sys.stdout.flush()
-        before, looks = now, looks + 1
+    return 0
+
+
+def _nothing() -> int:
+    print("no live channel of this user", flush=True)
     return 0
 
 
@@ -153,6 +186,9 @@ def _gc(options: argparse.Namespace) -> int:
     if not where.is_dir():
         raise WrongTarget(f"there is no directory {where}")
     gone = leftovers.remove(where.absolute())
+    if not gone and not options.json:
+        print(f"nothing to remove in {where}")
+        return 0
     rows = [(one.path, one.pid if one.pid is not None else "-", _size(one.nbytes)) for one in gone]
     _show(options, [asdict(one) for one in gone], ("removed", "pid", "bytes"), rows)
     return 0
@@ -163,18 +199,25 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _targets(target: str) -> list[Handle]:
     """The channels of a pid, or the one of a handle or a file. Raises WrongTarget."""
-    if not target.isdigit():
+    if not (target.isascii() and target.isdigit() and len(target) < _PID_DIGITS):
         try:
             path = "/" in target and ":" not in target.partition("/")[0]
-            handle = survey.at(os.path.abspath(target))[0] if path else Handle.parse(target)
+            handle = _in_file(target) if path else Handle.parse(target)
             with Subscriber(handle, listed=False):
                 return [handle]
-        except ShmSyncError as error:
+        except (OSError, ShmSyncError) as error:
             raise WrongTarget(str(error)) from None
     found = survey.handles(int(target))
     if not found:
         raise WrongTarget(f"process {target} owns no channel that this user may open; `ls` shows those that there are")
     return found
+
+
+def _in_file(path: str) -> Handle:
+    try:
+        return survey.at(os.path.abspath(path))[0]
+    except (OSError, ShmSyncError) as error:
+        raise WrongTarget(f"no channel's file: {error}") from None
 
 
 def _surveys() -> list[Survey]:
@@ -183,7 +226,7 @@ def _surveys() -> list[Survey]:
     for handle in survey.handles():
         try:
             found.append(survey.look(handle, time.time()))
-        except ShmSyncError:
+        except (OSError, ShmSyncError):
             continue
     return found
 
@@ -223,6 +266,7 @@ def _table(head: Row, rows: Sequence[Row]) -> None:
     try:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ImportError:
         widths = [max(map(len, column)) for column in zip(map(str, head), *cells, strict=True)]
         for row in (head, *cells):
@@ -231,7 +275,7 @@ def _table(head: Row, rows: Sequence[Row]) -> None:
         return
     table = Table(*map(str, head), box=None, pad_edge=False, header_style="bold")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # not as markup, whatever is in it
     console = Console(soft_wrap=True)
     console.print(table)
     console.print()

@@ -15,14 +15,15 @@ from .errors import ShmSyncError
 from .publisher import Publisher
 from .subscriber import Subscriber
 
-GOOD, SLOW, BAD = "ok", "slow", "FAILS"
+GOOD, SLOW, NONE, BAD = "ok", "slow", "none", "FAILS"
 _FEW_DESCRIPTORS = 256
 _LITTLE_NBYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``state``: "ok", "slow" (works, but not as well as it could) or "FAILS" (the main job can't run)."""
+    """``state``: "ok", "slow" (works, but not as well as it could), "none" (not there, and not needed for the main job)
+    or "FAILS" (the main job can't run)."""
 
     what: str
     state: str
@@ -54,10 +55,10 @@ def _files() -> Finding:
     try:
         good = _there_and_back("file")
     except (OSError, ShmSyncError) as error:
-        return Finding(what, SLOW, f"not possible, so not from other pid namespaces: {error}")
+        return Finding(what, NONE, f"not possible, so no subscribers in other pid namespaces: {error}")
     room = os.statvfs(where)
     text = f"works in {where}, {room.f_bavail * room.f_frsize / 2**20:.0f} MiB free; for other pid namespaces only"
-    return Finding(what, GOOD if good else SLOW, text)
+    return Finding(what, GOOD if good else NONE, text)
 
 
 def _there_and_back(storage: str) -> bool:

@@ -17,6 +17,7 @@ from .errors import ChannelCorrupt, ChannelError, ChannelUnreachable, OutOfShare
 from .segment import reserve
 
 _VARIABLE = "SHMSYNC_DIR"
+_PATH_MAX = 4096
 _PREFIX = "shmsync-"
 _NAME = _PREFIX + "([0-9a-f]{32})"
 CTL, DATA = ".ctl", ".data"
@@ -47,12 +48,24 @@ def check_folder(where: Path) -> None:
     try:
         info = where.stat()
     except OSError as error:
-        raise ChannelError(f"storage='file' needs the directory {where}: {error.strerror}; set {_VARIABLE}") from None
+        raise ChannelError(
+            f"storage='file' needs the directory {where}: {error.strerror}. Make it (mode 0700), or let {_VARIABLE} "
+            "name another one"
+        ) from None
     safe = info.st_uid in (0, os.getuid()) and (not info.st_mode & 0o022 or info.st_mode & stat.S_ISVTX)
     if not stat.S_ISDIR(info.st_mode) or not safe:
         raise ChannelError(
             f"storage='file' needs a directory of its user or of root in which others cannot rename files; {where} is "
             f"{stat.filemode(info.st_mode)} of uid {info.st_uid}. Set {_VARIABLE} to another one (on tmpfs)"
+        )
+
+
+def check_length(path: str) -> None:
+    """Raise ChannelError if the kernel takes no path as long as this one."""
+    if len(os.fsencode(path)) >= _PATH_MAX:
+        raise ChannelError(
+            f"storage='file' needs paths shorter than {_PATH_MAX} bytes, got {len(os.fsencode(path))}: let {_VARIABLE} "
+            "name a directory with a shorter one"
         )
 
 
@@ -128,7 +141,8 @@ def check_room(where: Path, nbytes: int, what: str, most: int | None = None) -> 
     """Raise OutOfSharedMemory if the file system there has no room for `nbytes` more; ``most``: it has said so."""
     found = os.statvfs(where)
     free = found.f_bavail * found.f_frsize if most is None else most
-    if nbytes > free:
+    unlimited = most is None and not found.f_blocks  # a tmpfs with size=0 has no numbers
+    if nbytes > free and not unlimited:
         raise OutOfSharedMemory(
             f"{what} needs {nbytes} bytes in {where}, but {free} are free there; make room (a larger tmpfs, "
             f"--shm-size), set {_VARIABLE} to another directory, or use storage='memfd', fewer slots (max_slots=) or a "

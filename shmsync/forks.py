@@ -7,7 +7,10 @@ long as any child, and a child would have none of its own.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -24,8 +27,17 @@ class Forkable(Protocol):
         """Be another one than in the parent."""
 
 
+# While something is being made it has descriptors and locks that nobody would tell of a fork.
+_making = threading.RLock()
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _forking: list[Forkable] = []
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """A block in which other threads don't fork: what is made in it is watched at its end."""
+    with _making:
+        yield
 
 
 def watch(one: Forkable) -> None:
@@ -33,7 +45,13 @@ def watch(one: Forkable) -> None:
     _known.add(one)
 
 
+def forget(one: Forkable) -> None:
+    """Tell it of no fork any more."""
+    _known.discard(one)
+
+
 def _before() -> None:
+    _making.acquire()
     _forking[:] = list(_known)
     for one in _forking:
         one.before_fork()
@@ -42,9 +60,12 @@ def _before() -> None:
 def _in_parent() -> None:
     while _forking:
         _forking.pop().after_fork_in_parent()
+    _making.release()
 
 
 def _in_child() -> None:
+    global _making
+    _making = threading.RLock()
     while _forking:
         _forking.pop().after_fork_in_child()
 

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from .errors import WaitTimeout
+
 PATIENCE_SECONDS = 0.1
 # Unbinding in the middle of a forward would let the publisher write where it reads; but close() must end.
 UNBIND_PATIENCE_SECONDS = 10.0
@@ -31,6 +33,7 @@ class Gate:
         self._lock = threading.Lock()
         self._empty = threading.Condition(self._lock)
         self._inside: dict[int, int] = {}
+        self._barred = 0
         self._hold_until = 0.0
 
     def enter(self) -> bool:
@@ -38,17 +41,26 @@ class Gate:
         me = threading.get_ident()
         with self._lock:
             depth = self._inside.get(me, 0)
-            if not depth and self._has_news():
-                self._switch_when_empty()
+            if not depth:
+                if self._barred:
+                    self._empty.wait_for(lambda: not self._barred, self._patience)
+                if self._has_news():
+                    self._switch_when_empty()
             self._inside[me] = depth + 1
         return not depth
 
-    def leave(self) -> None:
-        """End a forward."""
+    def depth(self) -> int:
+        """How often this thread is inside."""
+        return self._inside.get(threading.get_ident(), 0)
+
+    def leave(self, depth: int) -> None:
+        """End a forward: this thread is inside so often as before it, whether `enter` has come to its end or not.
+
+        Contract: may be done twice.
+        """
         me = threading.get_ident()
         with self._lock:
-            depth = self._inside.get(me, 0) - 1
-            if depth > 0:
+            if depth:
                 self._inside[me] = depth
                 return
             self._inside.pop(me, None)
@@ -60,12 +72,22 @@ class Gate:
             if threading.get_ident() not in self._inside and self._has_news():
                 self._switch_when_empty()
 
-    def exclusive(self, action: Callable[[], None]) -> None:
-        """Run `action` with no switch and, if they end in 10 s, no forward of another thread going on."""
+    def exclusive(self, action: Callable[[], None], *, or_raise: bool = False) -> None:
+        """Run `action` with no switch and, if they end in 10 s, no forward of another thread going on.
+
+        Newcomers are held back meanwhile, each for a short while. ``or_raise``: WaitTimeout if they do not end.
+        """
         with self._lock:
             me = threading.get_ident()
-            self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
-            action()
+            self._barred += 1
+            try:
+                empty = self._empty.wait_for(lambda: not self._inside.keys() - {me}, UNBIND_PATIENCE_SECONDS)
+                if or_raise and not empty:
+                    raise WaitTimeout(f"Other threads' forwards have not ended within {UNBIND_PATIENCE_SECONDS} s")
+                action()
+            finally:
+                self._barred -= 1
+                self._empty.notify_all()
 
     def before_fork(self) -> None:
         """No switch is going on, and none begins."""
@@ -78,7 +100,7 @@ class Gate:
     def after_fork_in_child(self) -> None:
         """Only the forking thread is left, and it may be inside."""
         me = threading.get_ident()
-        self._inside = {me: self._inside[me]} if me in self._inside else {}
+        self._inside, self._barred = {me: self._inside[me]} if me in self._inside else {}, 0
         self._lock = threading.Lock()
         self._empty = threading.Condition(self._lock)
 

@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from .errors import ChannelError, ChannelUnreachable
 
@@ -50,7 +50,10 @@ class Handle:
             prefix, pid, fd, nonce, epoch, boot_id, namespace, host, *path = parts
             if prefix != _PREFIX or len(bytes.fromhex(nonce)) != 16 or len(path) > 1:
                 raise ValueError
-            return cls(int(pid), int(fd), nonce, int(epoch), host, boot_id, namespace, *map(unquote, path))
+            paths = [os.fsdecode(unquote_to_bytes(one)) for one in path]
+            if any(not os.path.isabs(one) or "\0" in one for one in paths):
+                raise ValueError
+            return cls(int(pid), int(fd), nonce, int(epoch), host, boot_id, namespace, *paths)
         except ValueError:
             raise ChannelError(
                 f"Expected the text of a shmsync handle, got {text!r}; pass str(publisher.handle)"
@@ -67,7 +70,7 @@ class Handle:
                 self.boot_id,
                 self.pid_namespace,
                 self.host,
-                *([quote(self.path)] if self.path else []),
+                *([quote(os.fsencode(self.path))] if self.path else []),
             )
         )
 

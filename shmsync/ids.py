@@ -32,7 +32,7 @@ def _workers(one: Any, num_workers: int, devices: Sequence[torch.device]) -> lis
                 f"No worker's policy is on {one}; they are on {[str(d) for d in devices]}. Nothing was sent"
             )
         return workers
-    if isinstance(one, bool):
+    if isinstance(one, bool) or str(getattr(one, "dtype", "")).endswith("bool"):  # of numpy and torch too
         raise WorkerIdError(f"Expected a worker id ({valid}), got {one!r}. Nothing was sent")
     try:
         worker = operator.index(one)

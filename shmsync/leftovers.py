@@ -50,6 +50,8 @@ def _remove_dead(nonce: bytes, stem: str) -> list[Leftover]:
             return []
         # DATA first: if this is interrupted, CTL still says that the rest is dead.
         nbytes = _remove_data(nonce, stem) + _nbytes(ctl)
+        if os.path.lexists(stem + files.DATA):
+            return []  # it can't be trusted, and without CTL nobody would know what it is
         files.remove(stem + files.CTL, ctl)
         return [Leftover(stem, head.pid, nbytes)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import forks
 from .errors import ChannelError, ShmSyncError
 from .handle import Handle
 
@@ -17,18 +18,36 @@ _OF_A_CHANNEL = (
 )
 
 
-def opened(subscriber: Subscriber, handle: Handle) -> Subscriber:
-    """A subscriber of the other channel, to which this one can move. Raises as Subscriber.reattach."""
-    if handle.epoch <= subscriber.handle.epoch:
+def move(subscriber: Subscriber, handle: Handle) -> None:
+    """As Subscriber.reattach, which holds off everybody else meanwhile."""
+    if handle.epoch < subscriber.handle.epoch:
         raise ChannelError(
             f"Subscriber {subscriber.name!r} follows a later channel, that of pid {subscriber.handle.pid} (epoch "
             f"{subscriber.handle.epoch}), than the one of pid {handle.pid} (epoch {handle.epoch}); get a handle from "
             "the publisher that runs now"
         )
-    _check_leases(subscriber)
-    other = type(subscriber)(
-        handle, worker_id=subscriber.worker_id, name=subscriber.name, listed=subscriber._line is not None
-    )
+    if any(binding.inside() for binding in subscriber._bindings):
+        raise ShmSyncError("Expected no forward and no hold() of this thread to go on; reattach after it")
+    other = _opened(subscriber, handle)
+    subscriber._moving = True
+    try:
+        for binding in list(subscriber._bindings):
+            binding.leave()
+        _adopt(subscriber, other)
+    except BaseException:
+        other.close()
+        raise
+    finally:
+        subscriber._moving = False
+
+
+def _opened(subscriber: Subscriber, handle: Handle) -> Subscriber:
+    """A subscriber of the other channel, which the bound modules fit."""
+    with forks.making():
+        other = type(subscriber)(
+            handle, worker_id=subscriber.worker_id, name=subscriber.name, listed=subscriber._line is not None
+        )
+        forks.forget(other)  # a fork waits for the end of the move, and then there is only one
     try:
         layout = other.layout
         for binding in subscriber._bindings if layout is not None else ():
@@ -39,21 +58,10 @@ def opened(subscriber: Subscriber, handle: Handle) -> Subscriber:
     return other
 
 
-def _check_leases(subscriber: Subscriber) -> None:
-    """A lease belongs to the channel that it was taken on, and ends there."""
-    with subscriber._locked():
-        data = subscriber._data
-        held = sum(data.holder.counts.values()) if data is not None else 0
-        held -= sum(1 for binding in subscriber._bindings if binding.version)
-    if held:
-        raise ShmSyncError(
-            f"Subscriber {subscriber.name!r} holds {held} lease(s); end them before it goes to another channel"
-        )
-
-
-def adopt(subscriber: Subscriber, other: Subscriber) -> None:
+def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
     """Give the subscriber all that the other one has of its channel; what it had before ends."""
     with subscriber._locked():
+        _check_leases(subscriber)
         left, bell = subscriber._line, subscriber.bell
         subscriber._end()
         other._end.detach()
@@ -67,3 +75,12 @@ def adopt(subscriber: Subscriber, other: Subscriber) -> None:
         left.left()
     if bell is not None:
         bell.stir()  # a listener goes over to the other one
+
+
+def _check_leases(subscriber: Subscriber) -> None:
+    """A lease belongs to the channel that it was taken on, and ends there."""
+    held = sum(subscriber._data.holder.counts.values()) if subscriber._data is not None else 0
+    if held:
+        raise ShmSyncError(
+            f"Subscriber {subscriber.name!r} holds {held} lease(s); end them before it goes to another channel"
+        )

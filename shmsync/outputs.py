@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableMapping
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch import Tensor, strided
+from torch.distributions import Distribution
 
 
 class Aliases:
-    """Recognises tensors over bound memory: a mapped slot (address range), or the module's own storages (addresses)."""
+    """Recognises tensors over bound memory: a mapped slot (address range), or the module's own storages (their bytes by
+    their addresses)."""
 
-    def __init__(self, begin: int = 0, end: int = 0, storages: frozenset[int] = frozenset()) -> None:
+    def __init__(self, begin: int = 0, end: int = 0, storages: Mapping[int, int] = MappingProxyType({})) -> None:
         self.begin, self.end, self.storages = begin, end, storages
+
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether an array there is over bound memory."""
+        if self.begin <= address < self.end:
+            return True
+        return any(begin < address + nbytes and address < begin + size for begin, size in self.storages.items())
 
     def __contains__(self, tensor: Tensor) -> bool:
         try:
@@ -51,8 +62,21 @@ def _privatize(output: Any, aliases: Aliases, root: Any) -> Any:
         _privatize_entries(output, aliases, output if root is None else root)
     elif isinstance(output, MutableMapping):
         _privatize_entries(output, aliases, root)
+    else:
+        return _privatize_other(output, aliases, root)
+    return output
+
+
+def _privatize_other(output: Any, aliases: Aliases, root: Any) -> Any:
+    if isinstance(output, np.ndarray):
+        return output.copy() if aliases.has(output.ctypes.data, output.nbytes) else output
+    if isinstance(output, deque):
+        for number, item in enumerate(output):
+            output[number] = _privatize(item, aliases, root)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         _privatize_fields(output, aliases, root)
+    elif isinstance(output, Distribution):
+        _privatize_attributes(output, aliases, root)
     return output
 
 
@@ -75,6 +99,13 @@ def _privatize_fields(output: Any, aliases: Aliases, root: Any) -> None:
         value = getattr(output, field.name, None)
         if (new := _privatize(value, aliases, root)) is not value:
             object.__setattr__(output, field.name, new)  # frozen ones too
+
+
+def _privatize_attributes(output: Any, aliases: Aliases, root: Any) -> None:
+    """A distribution has its parameters, and other distributions, as attributes."""
+    for name, value in vars(output).items():
+        if (new := _privatize(value, aliases, root)) is not value:
+            vars(output)[name] = new
 
 
 def _replace(entries: Any, replaced: dict[Any, Any], root: Any) -> None:

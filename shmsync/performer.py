@@ -22,7 +22,7 @@ class Performer:
     def __init__(self, subscriber: Subscriber, data: MappedData, point: Callable[[int], None] | None) -> None:
         self._subscriber, self._data = subscriber, data
         self._deadline = 0.0
-        self.enter = subscriber._mutex.acquire
+        self.enter = subscriber._enter
         self.leave = subscriber._leave
         self.try_shared = subscriber._locks.try_shared
         self.unlock = subscriber._locks.unlock

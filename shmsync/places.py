@@ -57,6 +57,7 @@ class Files:
     def __init__(self, where: Path, nonce: bytes) -> None:
         files.check_folder(where)
         self._where, self._stem = where, files.stem(where, nonce)
+        files.check_length(self._stem + DATA)
 
     def create(self, ending: str, nbytes: int, used: int) -> int:
         return files.create(self._where, nbytes, used)

@@ -31,6 +31,7 @@ from .roster import RosterLine
 from .weights import flatten
 
 _log = logging.getLogger("shmsync")
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,13 @@ class Publisher:
         most = 3 * max_subscribers + 2 if max_slots is None else max_slots
         if storage == "file":
             leftovers.remove(files.folder())
-        self._control = Control(self._pid, max_subscribers, most, self.name, storage)
         self._store: Store | None = None
-        self._finalizer = weakref.finalize(self, Control.close, self._control, self._pid)
-        forks.watch(self)
+        with forks.making():
+            self._control = Control(self._pid, max_subscribers, most, self.name, storage)
+            self._finalizer = weakref.finalize(self, _end, self._control, self._pid, self._mutex)
+            forks.watch(self)
         if layout is not None:
-            self._store = self._control.define(layout, timeout, checksum)
+            self._define(layout)
 
     @property
     def handle(self) -> Handle:
@@ -156,10 +158,13 @@ class Publisher:
             )
         store = self._store
         if store is None:
-            store = self._store = self._control.define(
-                build(flatten(source), self._dtype), self._timeout, self._checksum
-            )
+            store = self._define(build(flatten(source), self._dtype))
         return store.publish(rows, store.sources.changes(source, partial))
+
+    def _define(self, layout: Layout) -> Store:
+        with forks.making():
+            self._store = self._control.define(layout, self._timeout, self._checksum)
+        return self._store
 
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
@@ -200,7 +205,8 @@ class Publisher:
     def close(self) -> None:
         """End the channel; subscribers keep the weights they hold. A second call does nothing."""
         with self._mutex:
-            self._finalizer()
+            if self._finalizer.detach():
+                self._control.close(self._pid)
             self._store = None
             self._source = None
 
@@ -240,6 +246,12 @@ class Publisher:
             )
         if not self._finalizer.alive:
             raise ChannelClosed(f"Publisher {self.name!r} is closed; make another one")
+
+
+def _end(control: Control, pid: int, mutex: threading.Lock) -> None:
+    """The publisher is gone, or the interpreter ends: then other threads may be publishing, and wait from here on."""
+    mutex.acquire(timeout=_END_SECONDS)
+    control.close(pid)
 
 
 def _check_options(

@@ -88,8 +88,9 @@ class ModuleAttachment(Following):
         with self._lock:
             policy = _policy_of(self.target)
             if policy is not self._policy:  # it was given another one
+                binding = self._subscriber.bind(policy)  # or if that fails, the one before goes on
                 self._binding.unbind()
-                self._policy, self._binding = policy, self._subscriber.bind(policy)
+                self._policy, self._binding = policy, binding
         return self._after(self._binding.follow)
 
     def close(self) -> None:

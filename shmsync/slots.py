@@ -46,8 +46,21 @@ def slot_of(word: int) -> int:
 
 def drive(steps: Steps[T], perform: Callable[[tuple[Any, ...]], Any]) -> T:
     """Run a generator of operations; what `perform` raises is raised at the step that asked for it."""
-    resume: Callable[[Any], tuple[Any, ...]] = steps.send
-    value: Any = None
+    try:
+        return _drive(steps, perform, steps.send, None)
+    except BaseException as error:
+        if inspect.getgeneratorstate(steps) != inspect.GEN_SUSPENDED:
+            raise
+        # A signal handler's, between two steps: the one that was made last has to hear of it, and clean up.
+        return _drive(steps, perform, steps.throw, error)
+
+
+def _drive(
+    steps: Steps[T],
+    perform: Callable[[tuple[Any, ...]], Any],
+    resume: Callable[[Any], tuple[Any, ...]],
+    value: Any,
+) -> T:
     while True:
         try:
             operation = resume(value)

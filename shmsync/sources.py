@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor, nn
 
 from .layout import Change, Layout, match
@@ -53,7 +53,7 @@ class Sources:
         self._known = None
         matched = match(self._layout, flatten(source), partial=partial)
         changes = Changes(self._layout, matched)
-        if isinstance(source, nn.Module) or _plain(source):
+        if _plain(source):
             if self._is_last(source) and _untied(self._layout, matched, source):
                 changes.token = object()
                 self._known = _Known(source, partial, changes)
@@ -126,20 +126,17 @@ class _Tables:
 
     def __init__(self, source: Any) -> None:
         self._parts: list[Any] = []
-        if isinstance(source, nn.Module):
-            self._all = [
-                table for module in source.modules() for table in (module._parameters, module._buffers, module._modules)
-            ]
-        else:
-            self._parts = list(_parts(source))
-            self._all = [source._tensordict, *map(_table, self._parts)]
+        self._parts = list(_parts(source))
+        self._of_each = operator.attrgetter(*_tables_of(source))
+        self._all = list(self._of(source))
 
     def of(self, source: Any) -> bool:
-        """Whether they are still the source's. A TensorDict may be given another table, inside another operation."""
-        if isinstance(source, nn.Module):
-            return True
-        first, *rest = self._all
-        return source._tensordict is first and all(map(operator.is_, map(_table, self._parts), rest))
+        """Whether they are still the source's: each part of it may be given others, inside another operation."""
+        return all(map(operator.is_, self._of(source), self._all))
+
+    def _of(self, source: Any) -> Iterator[Any]:
+        each = map(self._of_each, chain((source,), self._parts))
+        return chain.from_iterable(each) if isinstance(source, nn.Module) else each
 
     def entries(self) -> tuple[list[int], list[str], list[Any]]:
         """How many entries each table has, and all their keys and values."""
@@ -148,10 +145,18 @@ class _Tables:
         return counts, list(chain.from_iterable(filled)), list(chain.from_iterable(map(_values, filled)))
 
 
-_table, _values = operator.attrgetter("_tensordict"), operator.methodcaller("values")
+_values = operator.methodcaller("values")
 
 
-def _parts(source: TensorDict) -> Iterator[TensorDict]:
+def _tables_of(source: Any) -> tuple[str, ...]:
+    return ("_parameters", "_buffers", "_modules") if isinstance(source, nn.Module) else ("_tensordict",)
+
+
+def _parts(source: Any) -> Iterator[Any]:
+    """All modules or TensorDicts in it, but for itself: it shall not be kept alive."""
+    if isinstance(source, nn.Module):
+        yield from (module for module in source.modules() if module is not source)
+        return
     for value in source.values():
         if isinstance(value, TensorDict):
             yield value
@@ -159,10 +164,13 @@ def _parts(source: TensorDict) -> Iterator[TensorDict]:
 
 
 def _plain(source: Any) -> bool:
-    """Whether a source is made of TensorDicts only: what other collections replace inside themselves can't be seen.
+    """Whether a source is made of plain modules or of TensorDicts only: what other collections, TensorDictParams among
+    them, replace inside themselves can't be seen.
 
-    Their tables are not public; where a release has none, each push looks at every entry.
+    TensorDicts' tables are not public; where a release has none, each push looks at every entry.
     """
+    if isinstance(source, nn.Module):
+        return not any(is_tensor_collection(module) for module in source.modules())
     if type(source) is not TensorDict or not isinstance(getattr(source, "_tensordict", None), dict):
         return False
     return all(isinstance(value, Tensor) or _plain(value) for value in source.values())

@@ -19,6 +19,7 @@ from . import faults, forks, ids, moving, places, roster, segment, slots, sweep,
 from .bell import Bell
 from .errors import (
     ChannelClosed,
+    ChannelUnreachable,
     NothingPublished,
     PublisherGone,
     ShmSyncError,
@@ -67,8 +68,15 @@ class Subscriber:
         self.name = name or f"subscriber-{os.getpid()}"
         self.handle.check_reachable()
         self._pid = os.getpid()
-        self._mutex = threading.Lock()
-        self._released: collections.deque[tuple[int, MappedSlot]] = collections.deque()
+        with forks.making():
+            self._start(listed)
+            forks.watch(self)
+
+    def _start(self, listed: bool) -> None:
+        self._mutex: Any = threading.RLock()
+        # Held by who binds, takes a lease, moves to another channel, closes or forks: one of them at a time.
+        self._life = threading.RLock()
+        self._released: collections.deque[int] = collections.deque()
         self._data: MappedData | None = None
         self._pages = PrivatePages()
         self._bindings: list[Any] = []
@@ -85,11 +93,17 @@ class Subscriber:
         except BaseException:
             self._end()
             raise
-        forks.watch(self)
 
     def _join(self, listed: bool) -> None:
         faults.at("attach.open")
-        fd = segment.reopen(self._locks.fd, os.O_RDWR)
+        try:
+            fd = segment.reopen(self._locks.fd, os.O_RDWR)
+        except OSError as error:
+            raise ChannelUnreachable(
+                f"Process {os.getpid()} may read, but not write the channel of pid {self.handle.pid} "
+                f"({self.handle.path or 'in memory'}): {error.strerror}. Subscribers write a line of the roster: mount "
+                "the directory writable"
+            ) from None
         try:
             size = os.fstat(fd).st_size
             self._head = wire.parse_ctl(os.pread(fd, wire.PAGE, 0), size)
@@ -187,21 +201,23 @@ class Subscriber:
         Raises LayoutMismatch or BindingError; at version 0 the module keeps its own weights.
         Contract: Parameter objects keep their identity, flags, hooks and ties; copies no mapped bytes.
         """
-        self._check_open()
         from .binding import bind  # binding stands above this module: it knows subscribers, not the other way round
 
-        return bind(self, modules, mode)
+        with self._life:
+            self._check_open()
+            return bind(self, modules, mode)
 
     def lease(self) -> Lease:
         """A hold on the newest weights. Raises NothingPublished at version 0."""
-        self._check_open()
-        data = self._find_data()
-        word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
-        if not word:
-            raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
-        if not self._bindings:
-            self._uses(slots.version_of(word))
-        return Lease(self, word)
+        with self._life:
+            self._check_open()
+            data = self._find_data()
+            word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
+            if not word:
+                raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
+            if not self._bindings:
+                self._uses(slots.version_of(word))
+            return Lease(self, word)
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Wait until `version` or a newer one is addressed to this subscriber; returns which.
@@ -240,21 +256,19 @@ class Subscriber:
     def reattach(self, handle: Handle | str) -> int:
         """Follow a later channel from now on: that of a trainer which was started anew, say. The version in use then.
 
+        With the handle of its own channel it only refreshes.
         Bound modules come along, on their newest weights there, or with the values that they have if there are none.
         Raises what the constructor raises, ChannelError for a channel that is older than this one's, LayoutMismatch or
-        BindingError if a bound module does not fit, ShmSyncError while leases are held: then nothing has changed.
-        Contract: waits up to 10 s per binding for other threads' forwards; copies the mapped weights.
+        BindingError if a bound module does not fit, ShmSyncError while leases are held or in the middle of a forward,
+        WaitTimeout if another thread's forward does not end within 10 s: then nothing has changed.
+        Contract: copies the mapped weights; bind(), lease(), close() and forks of other threads wait for its end.
         """
-        self._check_open()
-        other = moving.opened(self, Handle.parse(handle) if isinstance(handle, str) else handle)
-        self._moving = True
-        try:
-            for binding in list(self._bindings):
-                binding.leave()
-            moving.adopt(self, other)
-        finally:
-            self._moving = False
-        return self.refresh()
+        handle = Handle.parse(handle) if isinstance(handle, str) else handle
+        with self._life:
+            self._check_open()
+            if handle.nonce != self.handle.nonce:
+                moving.move(self, handle)
+            return self.refresh()
 
     def verify(self) -> list[int]:
         """Compare the weights that are leased here, and the newest, with the checksums that were published with them.
@@ -263,7 +277,8 @@ class Subscriber:
         ShmSyncError if the publisher was made without ``checksum=True``.
         Contract: reads every byte as forwards here see it; holds leases meanwhile; blocks nobody.
         """
-        return verification.verify(self)
+        with self._life:
+            return verification.verify(self)
 
     def close(self) -> None:
         """Unbind all modules (they keep their values) and let go of the channel. A second call does nothing.
@@ -271,11 +286,15 @@ class Subscriber:
         A lease that is still held keeps its slot until it ends.
         Contract: waits up to 10 s per binding for other threads' forwards; copies the mapped weights.
         """
+        with self._life:
+            self._close()
+
+    def _close(self) -> None:
         faults.at("close.unbind")
         for binding in list(self._bindings):
             binding.unbind()
         faults.at("close.let_go")
-        self._mutex.acquire()
+        self._enter()
         self._open = False
         bell, line = self.bell, self._line
         # The roster's mapping holds the claim on the line.
@@ -371,11 +390,12 @@ class Subscriber:
 
     def before_fork(self) -> None:
         """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
+        self._life.acquire()
         # No switch is going on anywhere: it would have a lease that nobody in the child could end.
         self._forking = list(self._bindings)
         for binding in self._forking:
             binding.before_fork()
-        self._mutex.acquire()
+        self._enter()
         self._for_child: Locks | None = None
         if self._end.alive:
             self._for_child = Locks(segment.reopen(self._locks.fd, os.O_RDONLY))
@@ -389,10 +409,11 @@ class Subscriber:
         self._leave()
         for binding in self._forking:
             binding.after_fork_in_parent()
+        self._life.release()
 
     def after_fork_in_child(self) -> None:
         """Go on as a subscriber of its own, with the same leases and a line of its own."""
-        self._mutex, self._pid = threading.Lock(), os.getpid()
+        self._mutex, self._life, self._pid = threading.RLock(), threading.RLock(), os.getpid()
         for binding in self._forking:
             binding.after_fork_in_child()
         if self._ctl is not None:
@@ -434,9 +455,14 @@ class Subscriber:
         except PublisherGone:
             return None
 
+    def _enter(self) -> None:
+        """Take the mutex. Its uses are never nested: what this thread has already, an interrupt has left to it."""
+        if not self._mutex._is_owned():
+            self._mutex.acquire()
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._mutex.acquire()
+        self._enter()
         try:
             yield
         finally:
@@ -471,15 +497,17 @@ class Subscriber:
 
     def _release_later(self, slot: int, mapped: MappedSlot) -> None:
         """Called when the last tensor of a lease dies, which may be in the middle of anything, the mutex held."""
-        self._released.append((slot, mapped))
-        if self._mutex.acquire(blocking=False):
+        self._released.append(slot)
+        if not self._mutex._is_owned() and self._mutex.acquire(blocking=False):
             self._leave()
 
     def _leave(self) -> None:
         """Let go of the mutex, but for what has come in meanwhile: leases whose last tensor died while it was held."""
-        while True:
-            self._settle()
-            self._mutex.release()
+        while self._mutex._is_owned():
+            try:
+                self._settle()
+            finally:
+                self._mutex.release()
             if not self._released or not self._mutex.acquire(blocking=False):
                 return
 
@@ -487,9 +515,7 @@ class Subscriber:
         """With the mutex held: end the leases that are over, and after close(), with the last of them, everything."""
         data = self._data
         while self._released and data is not None:
-            slot, mapped = self._released.popleft()
-            if data.mapped.get(slot) is not mapped:
-                continue  # of a channel that was left
+            slot = self._released.popleft()
             data.holder.counts[slot] -= 1
             if not data.holder.counts[slot]:
                 del data.holder.counts[slot]

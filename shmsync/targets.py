@@ -83,8 +83,8 @@ class Targets:
         self._privatize(self._mapped)
 
     def _aliases(self, span: tuple[int, int]) -> Aliases:
-        storages = {target.tensor.untyped_storage().data_ptr() for target in self._copied + self._buffers}
-        return Aliases(*span, frozenset(storages - {0}))
+        storages = (target.tensor.untyped_storage() for target in self._copied + self._buffers)
+        return Aliases(*span, {one.data_ptr(): one.nbytes() for one in storages if one.data_ptr()})
 
     def _resolve(self) -> None:
         """Match the modules' tensors, as they are now, with the leaves."""
@@ -101,6 +101,8 @@ class Targets:
         self._of_mapped = _getter([t.leaf for t in self._mapped])
         self._views = None
         self._watched = self._entries()
+        self._tables = list({id(table): table for table in self._watched[0]}.values())
+        self._lengths = list(map(len, self._tables))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
 
     def _entries(self) -> tuple[list[dict[str, Any]], list[str], list[Any]]:
@@ -183,7 +185,9 @@ class Targets:
             same = all(map(operator.is_, map(operator.getitem, tables, names), values))
         except KeyError:
             return False
-        return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        if not same or list(map(len, self._tables)) != self._lengths:  # nothing was added either
+            return False
+        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def _check_shapes(self) -> None:
         """A tensor that was given another shape in place can't be told by its address."""

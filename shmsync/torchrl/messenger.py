@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from ..handle import Handle
 from . import collector
 from .report import WorkerReport
 
-_TIMED_OUT = "ran for more than set timeout"
+_TIMED_OUT = re.compile(r"ran for more than set timeout \((\d+) ms\)")
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
@@ -212,7 +213,8 @@ def _outcome(future: Any) -> Any:
     try:
         answer = future.wait()
     except Exception as error:
-        return TimeoutError(str(error)) if _TIMED_OUT in str(error) else error
+        late = _TIMED_OUT.search(str(error))
+        return TimeoutError(f"no answer to a message within {int(late[1]) / 1000:.3g} s") if late else error
     return _rebuilt(*answer) if answer and isinstance(answer[0], str) else answer
 
 

@@ -77,7 +77,7 @@ def open_gate(state, handle: str) -> None:
     attach(state, handle)
     gate = state.binding._gate
     gate.enter = lambda: True
-    gate.leave = lambda: None
+    gate.leave = lambda depth: None
     state.intruder = threading.Thread(target=switch_all_the_time, args=(state,), daemon=True)
     state.intruder.start()
 

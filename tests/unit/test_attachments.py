@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from shmsync import SubscribersExhausted, remote
@@ -157,3 +158,29 @@ def test_a_process_may_end_while_its_listener_copies() -> None:
     """torch aborts a process whose thread comes out of a copy when the interpreter is gone."""
     done = subprocess.run([sys.executable, "-c", END], check=False, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Owner:
+    """What a worker owns: something that has a policy."""
+
+    def __init__(self) -> None:
+        self.policy: nn.Module = policy()
+
+
+def test_a_policy_that_does_not_fit_for_a_while(publisher, attached) -> None:
+    """It is an error at every notification, and its end brings the worker up again. Mutant: let the old policy go
+    before the new one is bound."""
+    owner, source = Owner(), policy()
+    channel = publisher(fill(source, 1))
+    channel.publish()
+    attached(channel, owner, listening=False)
+    own, owner.policy = owner.policy, nn.Linear(3, 5)
+    for version in (2, 3):
+        channel.publish(fill(source, version))
+        assert remote.notify(channel.handle.nonce, 0, version)[0] == "LayoutMismatch"
+    owner.policy = own
+    assert remote.notify(channel.handle.nonce, 0, 3) == (3, 3)
+    assert uniform(own) == 3
+    channel.publish(fill(source, 4))
+    own(torch.zeros(next(own.parameters()).shape[-1]))
+    assert uniform(own) == 4

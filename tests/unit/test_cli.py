@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import shmsync
 from shmsync import Publisher, ShmSyncError, cli, doctor
 from tests.helpers import workers
 from tests.helpers.models import fill
@@ -186,7 +187,23 @@ def test_ls_and_inspect_show_a_channel_in_files(folder, publisher, capsys) -> No
 @pytest.mark.parametrize("target", ["./nothing", "/dev/null", "/dev/shm", "/proc/self/mem"])
 def test_a_path_that_is_no_channel_is_a_wrong_target(folder, target, capsys) -> None:
     assert cli.main(["inspect", target]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("shmsync: no channel's file: ")
+
+
+def test_looks_at_no_channel_at_all_say_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "_surveys", list)
+    for arguments in (["ls"], ["top", "--count", "1", "--seconds", "0.01"]):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out == "no live channel of this user\n"
+    assert told(capsys, "ls") == []
+
+
+def test_the_version_is_that_of_the_package(capsys) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"shmsync {shmsync.__version__}\n"
 
 
 def lead_in_files(state: Any, where: str) -> None:
@@ -208,6 +225,8 @@ def test_gc_removes_dead_channels_and_says_which(folder, publisher, peer, capsys
     assert str(folder) in out
     assert str(pid) in out
     assert told(capsys, "gc") == []
+    assert cli.main(["gc"]) == 0
+    assert capsys.readouterr().out == f"nothing to remove in {folder}\n"
     assert len(list(folder.iterdir())) == 2
     live.publish()
 
@@ -222,5 +241,30 @@ def test_doctor_says_whether_files_can_be_made(folder, capsys, monkeypatch) -> N
     assert states["file storage"]["state"] == "ok"
     monkeypatch.setenv("SHMSYNC_DIR", "/nowhere")
     states = {finding["what"]: finding for finding in told(capsys, "doctor")}
-    assert states["file storage"]["state"] == "slow"
+    assert states["file storage"]["state"] == "none"
     assert "/nowhere" in states["file storage"]["text"]
+
+
+@pytest.mark.parametrize("target", ["²", "9" * 5000, "", ":", "/", "shmsync1:/"])
+def test_a_strange_target_is_one_line_and_exit_2(target, capsys) -> None:
+    assert cli.main(["inspect", target]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
+def test_seconds_that_cannot_be_meant_are_refused(seconds, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["top", "--seconds", seconds])
+    assert "--seconds" in capsys.readouterr().err
+
+
+def test_names_are_shown_as_they_are(publisher, subscriber, capsys, look) -> None:
+    """Mutant: let rich read them as markup."""
+    channel = publisher({"b[bold]x": torch.zeros(1), "c[/red]": torch.zeros(1), "é": torch.zeros(1)})
+    channel.publish()
+    subscriber(channel, name="w[dim]1[/pool]")
+    assert cli.main(["inspect", str(channel.handle)]) == 0
+    out = capsys.readouterr().out
+    for expected in ("b[bold]x", "c[/red]", "é", "w[dim]1[/pool]"):
+        assert expected in out

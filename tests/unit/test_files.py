@@ -29,7 +29,7 @@ from shmsync import (
     leftovers,
     places,
 )
-from tests.helpers import workers
+from tests.helpers import probes, workers
 from tests.helpers.models import fill, uniform
 
 LEAF = {"leaf": torch.arange(1000.0)}
@@ -319,3 +319,61 @@ def test_it_is_found_only_when_it_is_locked(folder, publisher, monkeypatch) -> N
     channel.publish()
     assert seen == [[], []]
     assert len(names(folder)) == 2
+
+
+def test_an_end_that_cannot_remove_its_files_is_an_end_all_the_same(channel, folder, monkeypatch, caplog) -> None:
+    """Its lock and descriptors go, so that the next one there can clear it away. Mutant: let the error out."""
+
+    def fails(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", fails)
+        channel.close()
+    assert "its .data file stays" in caplog.text
+    assert len(names(folder)) == 2
+    assert len(leftovers.remove(folder)) == 1
+    assert names(folder) == []
+
+
+def test_a_file_system_without_a_limit_has_room(channel, monkeypatch) -> None:
+    """A tmpfs with size=0 has no numbers. Mutant: take its 0 for a number."""
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
+    channel.publish()
+
+
+def test_a_path_that_is_too_long_is_refused_at_once(folder, monkeypatch) -> None:
+    """Mutant: find out when it is to be removed."""
+    long = folder
+    while len(os.fsencode(long)) < 4055:
+        long = long / ("x" * min(200, 4056 - len(os.fsencode(long)) - 1))
+    monkeypatch.setattr(files, "check_folder", lambda where: None)
+    monkeypatch.setenv("SHMSYNC_DIR", str(long))
+    with pytest.raises(ChannelError, match="shorter than 4096 bytes"):
+        Publisher(LEAF, storage="file")
+
+
+def test_a_directory_that_is_not_utf8_has_a_handle(folder, publisher, monkeypatch) -> None:
+    raw = os.fsencode(folder) + b"/\xff\xfe"
+    os.mkdir(raw, 0o700)
+    monkeypatch.setenv("SHMSYNC_DIR", os.fsdecode(raw))
+    channel = publisher(LEAF, storage="file")
+    channel.publish()
+    with Subscriber(str(channel.handle)) as follower:
+        assert follower.seen == 1
+
+
+def test_a_failed_definition_leaves_no_descriptor(folder, publisher, monkeypatch) -> None:
+    channel = publisher(storage="file")
+    before = probes.descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", fail_to_link)
+        with pytest.raises(OSError, match="Too many"):
+            channel.publish(LEAF)
+    assert probes.descriptors().keys() == before.keys()
+    channel.publish(LEAF)
+    assert channel.version == 1
+
+
+def fail_to_link(*_: object, **__: object) -> None:
+    raise OSError(24, "Too many open files")

@@ -291,3 +291,40 @@ def test_forks_do_not_add_up(channel, subscriber) -> None:
     assert after.descriptors == before.descriptors
     assert after.mappings <= before.mappings + 2  # of Python's own allocator
     assert channel.stats()["slots"] <= 3
+
+
+def test_a_fork_waits_for_a_publisher_that_is_being_made(monkeypatch) -> None:
+    """Or the child would keep its owner's lock, and nobody would notice the trainer's death. Mutant: watch it only
+    when it is made."""
+    from shmsync import Publisher
+    from shmsync.leases import Locks
+
+    own, children = Locks.own, []
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+
+    thread = threading.Thread(target=fork)
+
+    def own_and_be_forked(self: Locks) -> bool:
+        owned = own(self)
+        thread.start()
+        time.sleep(0.2)
+        assert not children
+        return owned
+
+    monkeypatch.setattr(Locks, "own", own_and_be_forked)
+    channel = Publisher({"leaf": torch.zeros(1)})
+    thread.join(20)
+    try:
+        with Subscriber(channel.handle) as follower:
+            assert follower.publisher_alive()
+            channel.close()
+            wait_for(lambda: not follower._locks.owner_alive(), "the child to let it go")
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)

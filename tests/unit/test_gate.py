@@ -38,6 +38,7 @@ class World:
 
     def run(self, body: Callable[[], object] = lambda: None) -> int:
         """One forward; the version that it used from its beginning to its end."""
+        depth = self.gate.depth()
         self.gate.enter()
         with self.count:
             self.inside += 1
@@ -49,7 +50,7 @@ class World:
         finally:
             with self.count:
                 self.inside -= 1
-            self.gate.leave()
+            self.gate.leave(depth)
 
 
 class InAForward:
@@ -116,10 +117,10 @@ def test_a_nested_call_never_waits_and_stays_on_its_version() -> None:
 def test_only_the_outermost_entry_says_so() -> None:
     gate = World().gate
     assert [gate.enter(), gate.enter(), gate.enter()] == [True, False, False]
-    for _ in range(3):
-        gate.leave()
+    for depth in (2, 1, 0):
+        gate.leave(depth)
     assert gate.enter()
-    gate.leave()
+    gate.leave(0)
 
 
 def test_a_newcomer_joins_the_version_of_those_inside_after_a_short_wait() -> None:

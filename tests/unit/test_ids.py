@@ -58,3 +58,14 @@ def test_without_workers_there_is_no_range() -> None:
     with pytest.raises(WorkerIdError, match="there are no workers"):
         resolve(0, 0)
     assert resolve([], 0) == []
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [torch.tensor([True, False, True]), torch.tensor(True), [torch.tensor(False)], np.array([True]), [np.bool_(True)]],
+    ids=repr,
+)
+def test_truth_is_no_number(ids) -> None:
+    """A mask is not meant as ids 0 and 1. Mutant: refuse Python's own only."""
+    with pytest.raises(WorkerIdError, match="Expected a worker id"):
+        resolve(ids, 3)

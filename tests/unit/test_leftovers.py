@@ -187,3 +187,15 @@ def test_data_without_ctl_is_dead(trainer, folder) -> None:
 
 def test_a_directory_that_is_not_there_has_nothing(folder) -> None:
     assert leftovers.remove(folder / "none") == []
+
+
+def test_ctl_stays_as_long_as_its_data_does(trainer, folder) -> None:
+    """Data that can't be trusted is not removed, and without CTL nobody would know what it is."""
+    trainer.call(lead)
+    trainer.kill()
+    data = next(folder.glob("*.data"))
+    data.chmod(0o644)
+    assert leftovers.remove(folder) == []
+    assert len(names(folder)) == 2
+    data.chmod(0o600)
+    assert len(leftovers.remove(folder)) == 1

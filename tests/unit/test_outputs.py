@@ -16,7 +16,7 @@ from shmsync.outputs import Aliases, privatize
 BOUND = torch.zeros(64)
 BEGIN = BOUND.data_ptr()
 BY_RANGE = Aliases(BEGIN, BEGIN + 64 * 4)
-BY_STORAGE = Aliases(storages=frozenset({BOUND.untyped_storage().data_ptr()}))
+BY_STORAGE = Aliases(storages={BOUND.untyped_storage().data_ptr(): 64 * 4})
 both = pytest.mark.parametrize("aliases", [BY_RANGE, BY_STORAGE], ids=["range", "storage"])
 OTHER = torch.ones(3)
 Pair = collections.namedtuple("Pair", ["one", "two"])
@@ -35,6 +35,8 @@ FREE = {
     "set": {1, 2},
     "object": object(),
     "distribution": torch.distributions.Normal(OTHER, OTHER),
+    "array": OTHER.numpy(),
+    "deque": collections.deque([OTHER]),
     "empty": (),
 }
 
@@ -133,3 +135,41 @@ def test_memory_beside_the_bound_one_is_free() -> None:
     assert memory[20:21] not in middle
     assert memory[:10] not in middle
     assert torch.empty(0) not in Aliases()
+
+
+ALIASING = {
+    "array": BOUND[3:9].numpy,
+    "reversed array": lambda: BOUND[3:9].numpy()[::-1],
+    "array in a dict": lambda: {"a": BOUND[3:9].numpy()},
+    "deque": lambda: collections.deque([BOUND[3:9], 1], maxlen=2),
+    "distribution": lambda: torch.distributions.Normal(BOUND[3:9], 1.0, validate_args=False),
+    "independent distribution": lambda: torch.distributions.Independent(
+        torch.distributions.Categorical(logits=BOUND[:8].view(2, 4).expand(3, 2, 4)), 1
+    ),
+}
+
+
+def numbers(output: object) -> list[float]:
+    """All that can be read in an output."""
+    if isinstance(output, torch.distributions.Independent):
+        return numbers(output.base_dist)
+    if isinstance(output, torch.distributions.Categorical):
+        return output.logits.flatten().tolist()
+    if isinstance(output, torch.distributions.Normal):
+        return output.loc.tolist()
+    if isinstance(output, dict):
+        return numbers(output["a"])
+    return torch.as_tensor(output[0] if isinstance(output, collections.deque) else output.copy()).tolist()
+
+
+@both
+@pytest.mark.parametrize("make", ALIASING.values(), ids=ALIASING)
+def test_what_a_policy_may_return_keeps_its_values(aliases, make) -> None:
+    """Mutant: look at tensors alone."""
+    output = privatize(make(), aliases)
+    before = numbers(output)
+    try:
+        BOUND.fill_(7.0)
+        assert numbers(output) == before
+    finally:
+        BOUND.zero_()

@@ -1,12 +1,16 @@
 """A subscriber goes over to a later channel, its modules with it; whole, or not at all.
 
-Mutants: take any epoch; look at the layout after the move; keep the leases' counts; let the old channel switch
-meanwhile.
+Mutants: take any epoch; open a channel anew that is followed already; look at the layout after the move; keep the
+leases' counts; let the old channel switch meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,8 +23,9 @@ from shmsync import (
     LayoutMismatch,
     PublisherGone,
     ShmSyncError,
-    Subscriber,
     SubscribersExhausted,
+    WaitTimeout,
+    moving,
     remote,
 )
 from tests.helpers import probes
@@ -101,10 +106,18 @@ def test_an_older_channel_is_refused(pair) -> None:
     pair.new.publish(fill(pair.source, 7))
     pair.move()
     pair.old.publish()
-    for handle in (pair.old.handle, pair.new.handle):
-        with pytest.raises(ChannelError, match=rf"later channel.*epoch {pair.new.handle.epoch}"):
-            pair.follower.reattach(handle)
+    with pytest.raises(ChannelError, match=rf"later channel.*epoch {pair.new.handle.epoch}"):
+        pair.follower.reattach(pair.old.handle)
     assert (pair.binding.version, uniform(pair.module)) == (1, 7)
+
+
+def test_its_own_channel_is_a_refresh(pair) -> None:
+    """Also with a lease that is held."""
+    with pair.follower.lease():
+        pair.old.publish(fill(pair.source, 6))
+        assert pair.follower.reattach(pair.old.handle) == pair.old.version
+        assert uniform(pair.module) == 6
+    assert len(pair.old.subscribers()) == 1
 
 
 def test_after_the_publishers_death(peer, publisher, subscriber) -> None:
@@ -174,24 +187,154 @@ def test_held_leases_are_refused_and_named(pair) -> None:
     assert pair.move() == 0
 
 
-def test_a_lease_that_ends_after_the_move_ends_no_other(pair, monkeypatch) -> None:
-    """It was taken in the middle of it, by another thread. Mutant: count it in the later channel."""
-    from shmsync import moving
+class Meanwhile:
+    """Something that another thread begins in the middle of a move, when the modules have left their slots."""
 
-    adopt, taken = moving.adopt, []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
+        self.results: list[Any] = []
+        self.thread = threading.Thread(target=lambda: self.results.append(result_of(action)))
+        adopt = moving._adopt
 
-    def take_and_adopt(*args: Any) -> None:
-        taken.append(pair.follower.lease())
-        adopt(*args)
+        def begin_and_adopt(*args: Any) -> None:
+            self.thread.start()
+            time.sleep(0.1)
+            assert not self.results, "it did not wait"
+            adopt(*args)
 
-    monkeypatch.setattr(moving, "adopt", take_and_adopt)
-    pair.new.publish()
+        monkeypatch.setattr(moving, "_adopt", begin_and_adopt)
+
+    def result(self) -> Any:
+        self.thread.join(20)
+        return self.results[0]
+
+
+def result_of(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:
+        return error
+
+
+def test_a_lease_of_another_thread_is_one_of_the_later_channel(pair, monkeypatch) -> None:
+    """Mutant: let it have the older channel's, whose lock ends with the move."""
+    pair.new.publish(fill(pair.source, 7))
+    meanwhile = Meanwhile(monkeypatch, pair.follower.lease)
     pair.move()
-    taken.clear()
-    assert pair.follower.stats()["slots_leased"] == 1
+    lease = meanwhile.result()
+    for value in range(20, 26):
+        pair.old.publish(fill(pair.source, value))
+        pair.new.publish(fill(pair.source, value))
+    assert (lease.version, uniform(lease.weights["0"])) == (1, 7)
+    meanwhile.results.clear()
+
+
+def test_a_module_that_another_thread_binds_follows_the_later_channel(publisher, subscriber, monkeypatch) -> None:
+    """Which numbers its leaves otherwise. Mutant: bind at any time."""
+    old, new = other_order(publisher)
+    follower, module = subscriber(old), two_leaves()
+    meanwhile = Meanwhile(monkeypatch, lambda: follower.bind(module))
+    follower.reattach(new.handle)
+    assert meanwhile.result().version == 1
+    assert (uniform([module.one]), uniform([module.two])) == (10, 20)
+
+
+def test_a_close_of_another_thread_ends_the_later_channels_line_too(pair, monkeypatch) -> None:
+    meanwhile = Meanwhile(monkeypatch, pair.follower.close)
+    with contextlib.suppress(ChannelClosed):
+        pair.move()
+    assert meanwhile.result() is None
+    assert pair.new.subscribers() == pair.old.subscribers() == []
+
+
+def test_two_moves_at_once_end_on_the_latest(pair, publisher, monkeypatch) -> None:
+    """One of them is refused if it comes too late. Mutant: compare the epochs before it is one's turn."""
+    latest = publisher(pair.source)
+    latest.publish(fill(pair.source, 9))
     pair.new.publish(fill(pair.source, 8))
+    meanwhile = Meanwhile(monkeypatch, lambda: pair.follower.reattach(pair.new.handle))
+    pair.follower.reattach(latest.handle)
+    assert isinstance(meanwhile.result(), ChannelError)
     pair.module(torch.zeros(1, 8))
-    assert (pair.follower.stats()["slots_leased"], uniform(pair.module)) == (1, 8)
+    assert (pair.follower.handle, uniform(pair.module)) == (latest.handle, 9)
+
+
+def test_a_fork_of_another_thread_waits_for_the_move(pair, monkeypatch) -> None:
+    """Its child follows the later channel, with a line of its own. Mutant: fork in the middle."""
+    pair.new.publish(fill(pair.source, 7))
+    reader, writer = os.pipe()
+
+    def fork() -> int:
+        child = os.fork()
+        if not child:
+            pair.module(torch.zeros(1, 8))
+            os.write(writer, f"{pair.binding.version} {uniform(pair.module)}".encode())
+            os._exit(0)
+        return child
+
+    meanwhile = Meanwhile(monkeypatch, fork)
+    pair.move()
+    os.waitpid(meanwhile.result(), 0)
+    assert os.read(reader, 100) == b"1 7.0"
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("how", ["forward", "hold"])
+def test_in_the_middle_of_a_forward_it_is_refused(pair, how) -> None:
+    """What the forward returns could alias the slot that is left. Mutant: look at other threads only."""
+    refused: list[Any] = []
+    pair.module[0].register_forward_hook(lambda *_: refused.append(result_of(pair.move)))
+    if how == "forward":
+        pair.module(torch.zeros(1, 8))
+    else:
+        with pair.binding.hold():
+            refused.append(result_of(pair.move))
+    assert isinstance(refused[0], ShmSyncError)
+    works_as_before(pair)
+
+
+def test_a_forward_that_does_not_end_is_waited_for_and_then_said(pair, monkeypatch) -> None:
+    """Nothing has changed then. Mutant: go on in its middle."""
+    monkeypatch.setattr("shmsync.gate.UNBIND_PATIENCE_SECONDS", 0.3)
+    inside, end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with pair.binding.hold():
+            inside.set()
+            end.wait(20)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(20)
+    with pytest.raises(WaitTimeout, match=r"0\.3 s"):
+        pair.move()
+    end.set()
+    thread.join()
+    works_as_before(pair)
+    assert pair.new.subscribers() == []
+
+
+def test_forwards_that_overlap_do_not_keep_it_out(pair, monkeypatch) -> None:
+    """Two threads of which one is always inside. Mutant: let newcomers in while it waits."""
+    monkeypatch.setattr("shmsync.gate.UNBIND_PATIENCE_SECONDS", 5.0)
+    end = threading.Event()
+
+    def run(turn: int) -> None:
+        time.sleep(0.01 * turn)
+        while not end.is_set():
+            with pair.binding.hold():
+                time.sleep(0.02)
+
+    threads = [threading.Thread(target=run, args=(turn,)) for turn in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    try:
+        pair.move()
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_closed_subscriber_stays_closed(pair) -> None:
@@ -230,8 +373,6 @@ def test_no_forward_sees_two_channels_or_goes_back(pair) -> None:
 
 def test_a_listener_goes_over_too(pair) -> None:
     """As with a push: the attached worker hears the later channel's bell."""
-    import os
-
     from shmsync.listener import Listener
 
     answers: list[int] = []
@@ -265,18 +406,27 @@ def test_an_rpc_worker_refuses_the_trainer_before_its_own(pair) -> None:
     remote.forget(target)
 
 
-def test_a_channel_that_numbers_its_leaves_otherwise(publisher) -> None:
-    """The names count. Mutant: keep the numbers of the older channel."""
-    source = {"one": torch.full((4,), 1.0), "two": torch.full((4,), 2.0)}
+def two_leaves() -> nn.Module:
     module = nn.Module()
-    for name, value in source.items():
-        module.register_parameter(name, nn.Parameter(torch.zeros_like(value)))
-    old = publisher(source)
+    for name in ("one", "two"):
+        module.register_parameter(name, nn.Parameter(torch.zeros(4)))
+    return module
+
+
+def other_order(publisher: Any) -> Any:
+    """A channel, and a later one with the same names in another order."""
+    old = publisher({"one": torch.full((4,), 1.0), "two": torch.full((4,), 2.0)})
     new = publisher({"two": torch.full((4,), 20.0), "one": torch.full((4,), 10.0)})
     for channel in (old, new):
         channel.publish()
-    with Subscriber(old.handle) as follower:
-        follower.bind(module)
-        assert (uniform([module.one]), uniform([module.two])) == (1, 2)
-        follower.reattach(new.handle)
-        assert (uniform([module.one]), uniform([module.two])) == (10, 20)
+    return old, new
+
+
+def test_a_channel_that_numbers_its_leaves_otherwise(publisher, subscriber) -> None:
+    """The names count. Mutant: keep the numbers of the older channel."""
+    old, new = other_order(publisher)
+    follower, module = subscriber(old), two_leaves()
+    follower.bind(module)
+    assert (uniform([module.one]), uniform([module.two])) == (1, 2)
+    follower.reattach(new.handle)
+    assert (uniform([module.one]), uniform([module.two])) == (10, 20)

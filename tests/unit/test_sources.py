@@ -317,3 +317,34 @@ def publish_unusual(state, name: str) -> list[float]:
 def test_tensors_without_memory_of_their_own_arrive(peer, name) -> None:
     """As forward-mode differentiation and copy-on-write make them. In another process: a wrong address is a crash."""
     assert peer().call(publish_unusual, name) == [0.0] * 6
+
+
+def given_another_state(source: nn.Module) -> None:
+    source.__setstate__({**module().__dict__})
+
+
+def given_another_table(source: nn.Module) -> None:
+    source[0]._parameters = {name: nn.Parameter(torch.full_like(p, 7)) for name, p in source[0]._parameters.items()}
+
+
+@pytest.mark.parametrize("change", [given_another_state, given_another_table], ids=lambda change: change.__name__)
+def test_tables_that_a_module_was_given_arrive(publisher, subscriber, change) -> None:
+    """Mutant: take a module's tables for the ones that it always had."""
+    source = module()
+    channel = publisher(source)
+    for _ in range(TIMES):
+        channel.publish()
+    change(source)
+    channel.publish()
+    arrives(channel, subscriber, source)
+
+
+def test_entries_below_the_first_level_that_params_replaced_arrive(publisher, subscriber) -> None:
+    """TensorDictParams are modules too. Mutant: remember them as modules."""
+    source = TensorDictParams(TensorDict(sub=TensorDict(deep=TensorDict(b=torch.zeros(2)))), lock=False)
+    channel = publisher(source)
+    for number in range(2 * TIMES):
+        source["sub"]["deep"]["b"] = nn.Parameter(torch.full((2,), float(number)))
+        channel.publish()
+        with subscriber(channel).lease() as lease:
+            assert lease.weights["sub", "deep", "b"].tolist() == [number, number]

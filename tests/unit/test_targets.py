@@ -317,3 +317,30 @@ def test_values_that_did_not_change_hands_are_left_alone(publisher, subscriber) 
     with pytest.raises(LayoutMismatch, match="weight"):
         worker(torch.ones(1, 3))
     assert snapshot(worker) == before
+
+
+@pytest.mark.parametrize("what", ["layer", "parameter"])
+def test_what_was_added_to_a_module_is_said(publisher, subscriber, what) -> None:
+    """The channel has no values for it. Mutant: look only whether what was bound is still there."""
+    source, worker = (nn.Sequential(nn.Linear(2, 2)) for _ in range(2))
+    channel = publisher(source)
+    channel.publish(fill(source, 1))
+    subscriber(channel).bind(worker)
+    if what == "layer":
+        worker.append(nn.Linear(2, 2))
+    else:
+        worker[0].extra = nn.Parameter(torch.zeros(3))
+    channel.publish(fill(source, 2))
+    with pytest.raises(BindingLost, match="1.weight" if what == "layer" else "0.extra"):
+        worker(torch.ones(1, 2))
+
+
+def test_a_layer_without_weights_may_be_added(publisher, subscriber) -> None:
+    source, worker = (nn.Sequential(nn.Linear(2, 2)) for _ in range(2))
+    channel = publisher(source)
+    channel.publish(fill(source, 1))
+    subscriber(channel).bind(worker)
+    worker.append(nn.Tanh())
+    channel.publish(fill(source, 2))
+    worker(torch.ones(1, 2))
+    assert uniform(worker) == 2
