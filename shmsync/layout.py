@@ -163,10 +163,18 @@ def _differs(leaf: Leaf, tensor: Tensor) -> str | None:
     return None
 
 
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """To the bit; where a channel casts they may come in two dtypes, of which the wider one counts."""
+    if one.dtype == other.dtype:
+        return same_bits(one, other)
+    wide = torch.promote_types(one.dtype, other.dtype)
+    return same_bits(one.detach().to(wide), other.detach().to(wide))
+
+
 def _one_value(group: list[Named]) -> Tensor:
     first = group[0]
     for other in group[1:]:
-        if not same_bits(first.tensor, other.tensor):
+        if not _same_values(first.tensor, other.tensor):
             raise TiedLeavesDiffer(
                 f"`{first.key}` and `{other.key}` are tied, stored once, and were given different values; "
                 "nothing was written. Give one of them, or the same values"

@@ -89,6 +89,7 @@ def _walk(value: Any, path: str) -> Iterator[Named]:
     elif isinstance(value, TensorDictBase) or is_tensor_collection(value):
         yield from _walk_items(value, path)
     elif isinstance(value, nn.Module):
+        _check_packed(value, path)
         for place in places(value, path):
             yield Named(place.key, place.table[place.name], place.optional)
     elif isinstance(value, Mapping):
@@ -99,6 +100,18 @@ def _walk(value: Any, path: str) -> Iterator[Named]:
             "Expected weights as an nn.Module, a TensorDict, a state dict, or a dict of these, "
             f"got {type(value).__module__}.{type(value).__qualname__}{where}"
         )
+
+
+def _check_packed(module: nn.Module, path: str) -> None:
+    """A quantized layer has no parameters: without this, nothing of it would be shared, in silence."""
+    packed = [
+        name
+        for name, part in module.named_modules(prefix=path)
+        if isinstance(vars(part).get("_packed_params"), torch.ScriptObject)
+    ]
+    if packed:
+        why = "a quantized layer, whose weights are packed out of reach; publish the module before quantizing"
+        raise UnsupportedLeaf(dict.fromkeys(packed, why))
 
 
 def _walk_items(value: Any, path: str) -> Iterator[Named]:

@@ -138,3 +138,13 @@ def test_a_worker_without_memory_of_its_own_is_refused(publisher, subscriber, ma
     channel.publish()
     with pytest.raises(LayoutMismatch, match="weight"):
         subscriber(channel).bind(make())
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["module", "part of a dict"])
+def test_a_quantized_layer_is_refused_though_it_has_no_leaves(publisher, whole) -> None:
+    """Its weights are packed. Mutant: share what there is to see, which is nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that quantization will move
+        module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), {nn.Linear})
+    with pytest.raises(UnsupportedLeaf, match="`0._packed_params`" if whole else "`actor.0._packed_params`"):
+        publisher(module if whole else {"actor": module})

@@ -114,3 +114,15 @@ def test_a_worker_that_is_not_tied_follows_both_names(publisher, subscriber) -> 
     with torch.no_grad():
         worker["one"].weight.zero_()
     assert bits(worker["two"].weight) == bits(source.two.weight), "the worker's own parameters got tied"
+
+
+def test_one_value_may_come_in_two_dtypes(publisher, subscriber) -> None:
+    """Mutant: compare their bytes."""
+    channel = publisher(Tied(), dtype=torch.bfloat16)
+    channel.publish()
+    channel.publish({"one.weight": torch.ones(3, 3), "two.weight": torch.ones(3, 3).double()}, partial=True)
+    with subscriber(channel).lease() as lease:
+        assert (lease.weights["one", "weight"] == 1).all()
+    differing = {"one.weight": torch.ones(3, 3), "two.weight": torch.full((3, 3), 1.5).double()}
+    with pytest.raises(TiedLeavesDiffer):
+        channel.publish(differing, partial=True)
