@@ -102,7 +102,7 @@ class Targets:
         self._views = None
         self._watched = self._entries()
         self._tables = list({id(table): table for table in self._watched[0]}.values())
-        self._lengths = list(map(len, self._tables))
+        self._entries_in_all = sum(map(len, self._tables))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
 
     def _entries(self) -> tuple[list[dict[str, Any]], list[str], list[Any]]:
@@ -185,7 +185,8 @@ class Targets:
             same = all(map(operator.is_, map(operator.getitem, tables, names), values))
         except KeyError:
             return False
-        if not same or list(map(len, self._tables)) != self._lengths:  # nothing was added either
+        # What is gone or another one was found above, so that a sum shows whether something was added.
+        if not same or sum(map(len, self._tables)) != self._entries_in_all:
             return False
         return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
