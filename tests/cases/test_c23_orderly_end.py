@@ -42,16 +42,20 @@ def fail_in_block(world: SimpleNamespace) -> None:
         assert time.monotonic() - begin < TIMEOUT + 1
 
 
+def ends_without_a_word(trainer: Trainer) -> None:
+    assert trainer.end() == 0
+    wait_for(lambda: not trainer.processes(), "the end of all processes")
+    for word in ("Traceback", "Warning", "rror"):
+        assert word not in trainer.output()
+
+
 def test_an_orderly_end(fresh_trainer: Trainer) -> None:
     """Everybody leaves with exit code 0, nothing complains, no process stays. Mutant: let `detach` raise in a
     worker that is at rest."""
     trainer = fresh_trainer
     trainer.do(start)
     assert trainer.do(close_and_shut_down) == [0, 0, 0]
-    assert trainer.end() == 0
-    wait_for(lambda: not trainer.processes(), "the end of all processes")
-    for word in ("Traceback", "Warning", "rror"):
-        assert word not in trainer.output()
+    ends_without_a_word(trainer)
 
 
 def close_and_shut_down(world: SimpleNamespace) -> Any:
@@ -65,7 +69,4 @@ def test_an_end_without_close(fresh_trainer: Trainer) -> None:
     trainer = fresh_trainer
     trainer.do(start)
     assert trainer.do(shut_down) == [0, 0, 0]
-    assert trainer.end() == 0
-    wait_for(lambda: not trainer.processes(), "the end of all processes")
-    for word in ("Traceback", "Warning", "rror"):
-        assert word not in trainer.output()
+    ends_without_a_word(trainer)

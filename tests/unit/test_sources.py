@@ -1,7 +1,7 @@
 """A source that is pushed again and again: whatever changed in it since the last push is noticed, as at its first.
 
 Mutants: compare the number of entries only; look at the outermost table only; keep the source itself; take a
-TensorDict's table for the one that it always had.
+TensorDict's or a module's tables for those that it always had.
 """
 
 import gc
@@ -104,7 +104,18 @@ def assigned_state(source: nn.Module) -> None:
     source.load_state_dict({key: torch.ones_like(t) for key, t in source.state_dict().items()}, assign=True)
 
 
-CHANGES = [new_data, new_strides, new_parameter, new_buffer, new_submodule, new_submodule_of_submodule, assigned_state]
+def given_another_state(source: nn.Module) -> None:
+    source.__setstate__({**module().__dict__})
+
+
+def given_another_table(source: nn.Module) -> None:
+    source[0]._parameters = {name: nn.Parameter(torch.full_like(p, 7)) for name, p in source[0]._parameters.items()}
+
+
+CHANGES = [
+    *(new_data, new_strides, new_parameter, new_buffer, new_submodule, new_submodule_of_submodule, assigned_state),
+    *(given_another_state, given_another_table),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -317,26 +328,6 @@ def publish_unusual(state, name: str) -> list[float]:
 def test_tensors_without_memory_of_their_own_arrive(peer, name) -> None:
     """As forward-mode differentiation and copy-on-write make them. In another process: a wrong address is a crash."""
     assert peer().call(publish_unusual, name) == [0.0] * 6
-
-
-def given_another_state(source: nn.Module) -> None:
-    source.__setstate__({**module().__dict__})
-
-
-def given_another_table(source: nn.Module) -> None:
-    source[0]._parameters = {name: nn.Parameter(torch.full_like(p, 7)) for name, p in source[0]._parameters.items()}
-
-
-@pytest.mark.parametrize("change", [given_another_state, given_another_table], ids=lambda change: change.__name__)
-def test_tables_that_a_module_was_given_arrive(publisher, subscriber, change) -> None:
-    """Mutant: take a module's tables for the ones that it always had."""
-    source = module()
-    channel = publisher(source)
-    for _ in range(TIMES):
-        channel.publish()
-    change(source)
-    channel.publish()
-    arrives(channel, subscriber, source)
 
 
 def test_entries_below_the_first_level_that_params_replaced_arrive(publisher, subscriber) -> None:
