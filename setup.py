@@ -43,6 +43,7 @@ def extension() -> Extension:
         sources(".cpp"),
         depends=sources(".h"),
         include_dirs=["csrc"],
+        libraries=["dl"],  # dlopen, before glibc 2.34
         cxx_std=17,
         extra_compile_args=compile_args,
         extra_link_args=link_args,

@@ -1,5 +1,7 @@
-// shmsync._C: the only file that knows Python. It deals in addresses and sizes, never in tensors, so that one build
-// serves every version of torch.
+// shmsync._C: with module_cuda.cpp the only file that knows Python. It deals in addresses and sizes, never in tensors,
+// so that one build serves every version of torch.
+#include "module.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -71,12 +73,7 @@ void run(const Plan& made) {
 }
 
 void run_from_buffer(const Plan& made, const py::buffer& sources) {
-  const py::buffer_info info = sources.request();  // held until the run is over
-  const bool dense = info.ndim == 1 && (info.size < 2 || info.strides[0] == info.itemsize);
-  if (!dense || !info.item_type_is_equivalent_to<std::uint64_t>()) {
-    throw py::value_error("Expected a contiguous buffer of uint64 in one dimension, got " + std::to_string(info.ndim) +
-                          " dimensions of format '" + info.format + "'");
-  }
+  const py::buffer_info info = uint64_buffer(sources);  // held until the run is over
   run_from(made, static_cast<const std::uintptr_t*>(info.ptr), static_cast<std::size_t>(info.size));
 }
 
@@ -136,10 +133,19 @@ void define_settings(py::module_& m) {
 
 }  // namespace
 
+py::buffer_info uint64_buffer(const py::buffer& buffer) {
+  py::buffer_info info = buffer.request();
+  const bool dense = info.ndim == 1 && (info.size < 2 || info.strides[0] == info.itemsize);
+  if (dense && info.item_type_is_equivalent_to<std::uint64_t>()) return info;
+  throw py::value_error("Expected a contiguous buffer of uint64 in one dimension, got " + std::to_string(info.ndim) +
+                        " dimensions of format '" + info.format + "'");
+}
+
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of shmsync: addresses and sizes only.";
   define_plan(m);
   define_settings(m);
+  define_cuda(m);
   m.def("checksums", &checksums, py::arg("address"), py::arg("nbytes"), kChecksumsDoc);
   m.attr("CHECKSUM_PIECE") = shmsync::kChecksumPiece;
 }

@@ -1,0 +1,9 @@
+// What the files that know Python share: module.cpp and module_cuda.cpp.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+// The buffer's memory, held while the result lives. Raises ValueError if it isn't contiguous uint64 in one dimension.
+pybind11::buffer_info uint64_buffer(const pybind11::buffer& buffer);
+
+void define_cuda(pybind11::module_& m);
