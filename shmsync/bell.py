@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import secrets
 import time
 
 from . import wire
@@ -30,11 +31,14 @@ class _Timespec(ctypes.Structure):
 
 
 class Bell:
-    """One channel's bell, in a mapping of CTL that may be written. Contract: it keeps the mapping alive."""
+    """One channel's bell, in a mapping of CTL that may be written. Contract: it keeps the mapping alive.
 
-    def __init__(self, mapping: Mapping) -> None:
+    ``offset``: of the word; there is another one, by which subscribers call the publisher.
+    """
+
+    def __init__(self, mapping: Mapping, offset: int = wire.CTL_BELL_OFFSET) -> None:
         self._buffer = mapping.buffer
-        self._word = ctypes.c_uint32.from_buffer(mapping.buffer, wire.CTL_BELL_OFFSET)
+        self._word = ctypes.c_uint32.from_buffer(mapping.buffer, offset)
         self._address = ctypes.c_void_p(ctypes.addressof(self._word))
 
     @property
@@ -43,8 +47,13 @@ class Bell:
         return self._word.value
 
     def ring(self) -> None:
-        """Wake everybody who waits, and all who are about to. For the publisher alone. Contract: one system call."""
+        """Wake everybody who waits, and all who are about to. For one process alone. Contract: one system call."""
         self._word.value += 1
+        self.stir()
+
+    def call(self) -> None:
+        """As `ring`, for a word that several processes raise: two at once may not come to the same number."""
+        self._word.value = secrets.randbits(32)
         self.stir()
 
     def stir(self) -> None:

@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from . import slots
+from . import device, slots
 from .errors import BindingError
 from .gate import Gate
 from .layout import Layout
 from .outputs import Aliases, privatize
+from .streams import ReaderStreams
 from .subscriber import Subscriber
-from .targets import MODES, Targets
+from .targets import MODES, Targets, View
 
 # By id, since modules need not be hashable or comparable (TensorDictParams compares by element). Weak on both sides: a
 # binding refers to its modules, and would keep them for ever.
@@ -43,14 +44,23 @@ class Binding:
     """
 
     def __init__(
-        self, subscriber: Subscriber, models: Mapping[str, nn.Module], mode: str = "auto", *, wrap: bool = True
+        self,
+        subscriber: Subscriber,
+        models: Mapping[str, nn.Module],
+        mode: str = "auto",
+        *,
+        wrap: bool = True,
+        steady: bool = False,
     ) -> None:
         if mode not in MODES:
             raise BindingError(f"Expected mode as one of {MODES}, got {mode!r}")
         self._subscriber, self._models, self._asked = subscriber, dict(models), mode
+        # A compiled module may run as a CUDA graph, which reads where the parameters were when it was captured.
+        self._steady = steady or any(map(_is_compiled, self._models.values()))
         self._bound = slots.Bound()
         self._targets: Targets | None = None
         self._aliases = Aliases()
+        self._streams: ReaderStreams | None = None  # of its devices, if it is on any
         self._gate = Gate(self._has_news, self._switch)
         self._at_entry: Callable[[int], None] | None = None
         self._open = True
@@ -61,7 +71,11 @@ class Binding:
         if wrap:
             for module in self._models.values():
                 _put_gate(self, module)
+        subscriber.wish()
         self._gate.try_switch()
+        if not self._bound.word and subscriber._absent:
+            subscriber.await_bytes()  # the first forward should be on what is published already
+            self._gate.try_switch()
 
     @property
     def mode(self) -> str:
@@ -95,7 +109,7 @@ class Binding:
         """
         depth = self._gate.depth()
         try:
-            self._gate.enter()
+            self._enter()
             yield self.version
         finally:
             try:
@@ -111,7 +125,7 @@ class Binding:
         gate = self._gate
         depth = gate.depth()
         try:
-            if not gate.enter():
+            if not self._enter():
                 return function(*args, **kwargs)
             self._subscriber.ran()
             if self._at_entry is not None:
@@ -123,6 +137,16 @@ class Binding:
             except BaseException:  # a signal handler's, at its very beginning: or this thread would be inside for ever
                 gate.leave(depth)
                 raise
+
+    def _enter(self) -> bool:
+        """As Gate.enter, and on devices in the order of the streams."""
+        if self._streams is not None and device.torch_side.capturing():
+            # What is queued now becomes part of a graph: a switch must not, and nothing in it may wait for what is not.
+            return self._gate.enter(follow=False)
+        outermost = self._gate.enter()
+        if outermost and self._streams is not None:
+            self._streams.entered()
+        return outermost
 
     def inside(self) -> bool:
         """Whether this thread is in the middle of a forward or a hold()."""
@@ -142,7 +166,7 @@ class Binding:
 
     def check(self, layout: Layout) -> None:
         """Raise LayoutMismatch or BindingError unless the modules can follow a channel of this layout."""
-        Targets(layout, self._models, self._asked)
+        Targets(layout, self._models, self._asked, self._steady)
 
     def leave(self) -> None:
         """Let the slot go, and go on with the values that the modules show, until the next switch.
@@ -151,9 +175,9 @@ class Binding:
         """
         self._gate.exclusive(self._leave_channel, or_raise=True)
 
-    def before_fork(self) -> None:
-        """Let no switch begin."""
-        self._gate.before_fork()
+    def try_before_fork(self, seconds: float) -> bool:
+        """Let no switch begin; False if one does not end in time."""
+        return self._gate.try_before_fork(seconds)
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
@@ -176,10 +200,18 @@ class Binding:
             self._subscriber._bindings.remove(self)
 
     def _leave_slot(self) -> None:
+        streams = self._streams
         if self._targets is not None and self._bound.word:
+            if streams is not None:
+                streams.before_copying(streams.taken())
             self._targets.detach()
+        if streams is not None:
+            streams.copied()
+            for event in streams.taken():
+                event.synchronize()  # then nothing reads the slot any more
         self._aliases = Aliases()
         self._subscriber.release(self._bound)
+        self._subscriber.wish()
 
     def _leave_channel(self) -> None:
         if not self._open:
@@ -203,19 +235,42 @@ class Binding:
         if self._targets is None:
             self._resolve()
         if not torch.is_inference_mode_enabled():
-            self._subscriber.switch(self._bound, self._point)
+            self._switch_now()
             return
         with torch.inference_mode(False):
-            self._subscriber.switch(self._bound, self._point)
+            self._switch_now()
 
-    def _point(self, tensors: list[Tensor], addresses: list[int], span: tuple[int, int]) -> None:
+    def _switch_now(self) -> None:
         assert self._targets is not None
-        self._aliases = self._targets.point(tensors, addresses, span)
+        self._subscriber.switch(self._bound, self._targets.memories, self._point)
+
+    def _point(self, views: Mapping[int, View]) -> list[device.Event]:
+        """Point the modules there. When the events have come, nothing reads any more where they were before."""
+        assert self._targets is not None
+        streams = self._streams
+        if streams is None:
+            self._aliases = self._targets.point(views)
+            return []
+        events = streams.taken()
+        streams.before_copying(events)
+        try:
+            self._aliases = self._targets.point(views)
+        finally:
+            streams.copied()
+        return events
 
     def _resolve(self) -> None:
         layout = self._subscriber.layout
         assert layout is not None
-        self._targets = Targets(layout, self._models, self._asked)
+        self._targets = Targets(layout, self._models, self._asked, self._steady)
+        devices = [memory for memory in self._targets.memories if memory >= 0]
+        self._streams = ReaderStreams(devices) if devices else None
+        self._subscriber.wish()
+
+    @property
+    def memories(self) -> frozenset[int]:
+        """The memories that its modules are in; of none, while the channel has no weights yet."""
+        return self._targets.memories if self._targets is not None else frozenset()
 
 
 class GatedCall:
@@ -272,6 +327,12 @@ def _put_gate(binding: Binding, module: nn.Module) -> None:
         return
     module.__dict__["_call_impl"] = GatedHooks(binding, module, "_call_impl")
     module.__dict__["forward"] = GatedCall(binding, module, "forward")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile or CUDA graphs are in it."""
+    names = ("OptimizedModule", "CudaGraphModule")
+    return any(part._compiled_call_impl is not None or type(part).__name__ in names for part in module.modules())
 
 
 def _take_gate(binding: Binding, module: nn.Module) -> None:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except WrongTarget as error:
-        print(f"shmsync: {error}", file=sys.stderr)
+        print("shmsync:", *str(error).splitlines(), file=sys.stderr)
         return 2
     except (ShmSyncError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     command(_inspect, "layout, slots and subscribers of a channel", target=True)
     top = command(_top, "versions and bytes per second, and lag, until interrupted")
     top.add_argument("--seconds", type=_seconds, default=1.0, help="between two looks")
-    top.add_argument("--count", type=int, default=0, help="so many looks; 0 = until interrupted")
+    top.add_argument("--count", type=_count, default=0, help="so many looks; 0 = until interrupted")
     command(_verify, "compare the bytes of a channel with its checksums", target=True)
     gc = command(_gc, "remove what dead publishers with storage='file' have left, and nothing else")
     gc.add_argument("--dir", help="where; SHMSYNC_DIR or /dev/shm if not given")
@@ -83,10 +83,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < 1e6:
+            return value
+    raise argparse.ArgumentTypeError(f"Expected seconds above 0, got {text!r}")
+
+
+def _count(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"Expected a number of looks, got {text!r}")
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import bell, copying, files, limits
+from . import bell, copying, device, files, limits
 from .errors import ShmSyncError
 from .publisher import Publisher
 from .subscriber import Subscriber
@@ -96,4 +96,16 @@ def _futex() -> Finding:
 def _cuda() -> Finding:
     if not torch.cuda.is_available():
         return Finding("CUDA", GOOD, "none; weights stay on the host")
-    return Finding("CUDA", SLOW, f"{torch.cuda.device_count()} devices, whose workers copy from the host (mode='copy')")
+    count = f"{torch.cuda.device_count()} device(s)"
+    torch.cuda.current_device()  # loads the runtime
+    why = device.reason()
+    if why:
+        return Finding("CUDA", SLOW, f"{count}, whose workers copy from the host: {why}")
+    if torch.cuda.get_device_name(0).find("MIG") >= 0:
+        return Finding("CUDA", SLOW, f"{count}; parts of a GPU (MIG) can't share memory: workers copy from the host")
+    return Finding("CUDA", GOOD, f"{count}, runtime {_cuda_version()} ({device.runtime.where()}); workers map by IPC")
+
+
+def _cuda_version() -> str:
+    version = device.runtime.runtime_version()
+    return f"{version // 1000}.{version % 1000 // 10}"

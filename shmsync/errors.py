@@ -16,6 +16,7 @@ ShmSyncError
 │   ├── SlotsExhausted     (TimeoutError)  max_slots reached and all leased
 │   ├── SubscribersExhausted               max_subscribers reached
 │   └── OutOfSharedMemory  (MemoryError)   a cgroup, MemAvailable or RLIMIT_FSIZE forbids it
+├── DeviceError            (RuntimeError)  the CUDA runtime refused something
 ├── BindingError           (RuntimeError)  a module that cannot follow the channel
 │   └── BindingLost                        bound parameters are no longer the module's
 ├── NothingPublished       (RuntimeError)  weights were wanted at version 0
@@ -128,6 +129,17 @@ class SubscribersExhausted(LimitError):
 
 class OutOfSharedMemory(LimitError, MemoryError):
     """Another slot would exceed a cgroup's limit, MemAvailable or RLIMIT_FSIZE."""
+
+
+class DeviceError(ShmSyncError, RuntimeError):
+    """The CUDA runtime refused something; the text says what was attempted, ``name`` is the runtime's for the error."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        self.name = name
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (str(self), self.name)
 
 
 class BindingError(ShmSyncError, RuntimeError):

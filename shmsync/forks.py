@@ -6,8 +6,10 @@ long as any child, and a child would have none of its own.
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +19,8 @@ from typing import Protocol
 class Forkable(Protocol):
     """Something that holds kernel locks or threads' locks."""
 
-    def before_fork(self) -> None:
-        """Come to a state that can be copied, and hold it."""
+    def try_before_fork(self) -> bool:
+        """Come to a state that can be copied, and hold it; False, and nothing held, if that takes too long now."""
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
@@ -27,10 +29,16 @@ class Forkable(Protocol):
         """Be another one than in the parent."""
 
 
+# How long a fork waits for one lock before it lets go of all: whoever holds that one may be waiting for another.
+PATIENCE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.001
+
 # While something is being made it has descriptors and locks that nobody would tell of a fork.
 _making = threading.RLock()
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _forking: list[Forkable] = []
+_holding = False  # _making, for a fork
+_interrupted: BaseException | None = None
 
 
 @contextmanager
@@ -51,21 +59,56 @@ def forget(one: Forkable) -> None:
 
 
 def _before() -> None:
-    _making.acquire()
-    _forking[:] = list(_known)
-    for one in _forking:
-        one.before_fork()
+    """Hold everything. An exception here would not stop the fork, only leave it without protection: so a signal
+    handler's is put off."""
+    global _interrupted
+    held = False
+    while not held:
+        try:
+            held = _hold_all()
+            if not held:
+                time.sleep(_PAUSE_SECONDS)
+        except BaseException as error:
+            _interrupted = error
+            _let_go()
+            held = False
+
+
+def _hold_all() -> bool:
+    global _holding
+    if not _making.acquire(timeout=PATIENCE_SECONDS):
+        return False
+    _holding = True
+    for one in list(_known):
+        if not one.try_before_fork():
+            _let_go()
+            return False
+        _forking.append(one)
+    return True
+
+
+def _let_go() -> None:
+    global _holding
+    while _forking:
+        _forking.pop().after_fork_in_parent()
+    if _holding:
+        _holding = False
+        _making.release()
 
 
 def _in_parent() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_parent()
-    _making.release()
+    global _interrupted
+    _let_go()
+    error, _interrupted = _interrupted, None
+    if isinstance(error, KeyboardInterrupt):
+        threading.Timer(_PAUSE_SECONDS, _thread.interrupt_main).start()  # after this, which would swallow it
+    elif error is not None:
+        raise error
 
 
 def _in_child() -> None:
-    global _making
-    _making = threading.RLock()
+    global _making, _holding, _interrupted
+    _making, _holding, _interrupted = threading.RLock(), False, None
     while _forking:
         _forking.pop().after_fork_in_child()
 

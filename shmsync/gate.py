@@ -36,15 +36,16 @@ class Gate:
         self._barred = 0
         self._hold_until = 0.0
 
-    def enter(self) -> bool:
-        """Begin a forward, on the newest version if nobody is inside. Whether it is an outermost one."""
+    def enter(self, follow: bool = True) -> bool:
+        """Begin a forward, on the newest version if nobody is inside and it shall `follow`. Whether it is an outermost
+        one."""
         me = threading.get_ident()
         with self._lock:
             depth = self._inside.get(me, 0)
             if not depth:
                 if self._barred:
                     self._empty.wait_for(lambda: not self._barred, self._patience)
-                if self._has_news():
+                if follow and self._has_news():
                     self._switch_when_empty()
             self._inside[me] = depth + 1
         return not depth
@@ -89,9 +90,9 @@ class Gate:
                 self._barred -= 1
                 self._empty.notify_all()
 
-    def before_fork(self) -> None:
-        """No switch is going on, and none begins."""
-        self._lock.acquire()
+    def try_before_fork(self, seconds: float) -> bool:
+        """No switch is going on, and none begins; False if that takes longer."""
+        return self._lock.acquire(timeout=seconds)
 
     def after_fork_in_parent(self) -> None:
         """Go on."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 from . import wire
 
@@ -36,6 +38,18 @@ class Locks:
     def unlock(self, slot: int) -> None:
         """Give a slot's lock back; nothing happens if there is none."""
         self._set(fcntl.F_UNLCK, wire.OWNER_LOCK + 1 + slot)
+
+    def try_free(self, ring: int, slot: int) -> bool:
+        """Lock a slot's memory in a device ring for freeing it; needs a description opened for writing."""
+        return self._set(fcntl.F_WRLCK, _ring_byte(ring, slot))
+
+    def try_mapping(self, ring: int, slot: int) -> bool:
+        """Lock a slot's memory in a device ring as mapped here."""
+        return self._set(fcntl.F_RDLCK, _ring_byte(ring, slot))
+
+    def unlock_memory(self, ring: int, slot: int) -> None:
+        """Give that lock back."""
+        self._set(fcntl.F_UNLCK, _ring_byte(ring, slot))
 
     def own(self) -> bool:
         """Become the channel's owner."""
@@ -75,3 +89,35 @@ class Locks:
     def _held_elsewhere(self, byte: int) -> bool:
         answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, self._request(fcntl.F_WRLCK, byte))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def holders(fd: int) -> dict[int, set[int]]:
+    """Which processes of this user hold shared locks on which slots, by slot; ``fd``: any descriptor of CTL.
+
+    Contract: reads /proc/<pid>/fdinfo of all processes, so it takes milliseconds: for errors and tools.
+    """
+    inode = os.fstat(fd).st_ino
+    found: dict[int, set[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        try:
+            text = path.read_text()
+        except OSError:  # gone, or another user's
+            continue
+        for first in _shared_locks(text, inode):
+            slot = first - wire.OWNER_LOCK - 1
+            if 0 <= slot < wire.MAX_SLOTS:
+                found.setdefault(slot, set()).add(int(path.parts[2]))
+    return found
+
+
+def _shared_locks(fdinfo: str, inode: int) -> Iterator[int]:
+    """The first bytes of the shared locks that a description has on a file."""
+    for line in fdinfo.splitlines():
+        # lock: 1: OFDLCK ADVISORY READ -1 00:01:1027 1099511627777 1099511627777
+        parts = line.split()
+        if len(parts) == 9 and parts[2] == "OFDLCK" and parts[4] == "READ" and parts[6].endswith(f":{inode}"):
+            yield int(parts[7])
+
+
+def _ring_byte(ring: int, slot: int) -> int:
+    return wire.RING_LOCKS + ring * wire.MAX_SLOTS + slot

@@ -34,12 +34,12 @@ def least_room() -> tuple[int, str]:
     return max(room, 0), name
 
 
-def check_file_size(nbytes: int) -> None:
+def check_file_size(nbytes: int, what: str) -> None:
     """Raise OutOfSharedMemory if a segment of `nbytes` (sparse) exceeds RLIMIT_FSIZE."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != resource.RLIM_INFINITY and nbytes > soft:
         raise OutOfSharedMemory(
-            f"The data segment spans {nbytes} bytes (sparse), but RLIMIT_FSIZE allows {soft}; "
+            f"{what} spans {nbytes} bytes (sparse), but RLIMIT_FSIZE allows {soft}; "
             "raise it (ulimit -f unlimited), or set max_slots= or max_subscribers= lower"
         )
 

@@ -15,6 +15,7 @@ from . import faults, segment, slots, wire
 from .errors import ChannelCorrupt
 from .layout import Layout
 
+_ON_HOST = wire.offset_of(wire.SLOT_ENTRY, "on_host") // 8
 # Not public, but torch's CUDA graph trees stand on it. Without it no slot is ever known to be clean.
 _storage_users: Any = getattr(torch._C, "_storage_Use_Count", None)
 
@@ -77,14 +78,15 @@ class MappedData:
     def __init__(self, fd: int, ctl: wire.CtlHead, worker_id: int | None) -> None:
         self.fd = fd  # which is this object's from now on
         self._end = weakref.finalize(self, os.close, self.fd)
+        self._end.atexit = False  # other threads may still need it then
         size = os.fstat(self.fd).st_size
         first = os.pread(self.fd, wire.PAGE, 0)
         self.head = wire.parse_data(os.pread(self.fd, wire.head_nbytes(first), 0), size)
         if (self.head.nonce, self.head.slots, self.head.rows) != (ctl.nonce, ctl.slots, ctl.subscribers + 1):
             raise ChannelCorrupt("The data segment is not the one that the control segment names")
-        self._top = segment.map_readonly(self.fd, 0, self.head.slots_offset)
-        self.rows = self._top.words(self.head.rows_offset, self.head.rows)
-        self._versions = self._top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
+        self.top = segment.map_readonly(self.fd, 0, self.head.slots_offset)
+        self.rows = self.top.words(self.head.rows_offset, self.head.rows)
+        self._versions = self.top.words(self.head.table_offset, self.head.slots * wire.SLOT_ENTRY_NBYTES // 8)
         own = slots.EVERYBODY if worker_id is None else worker_id + 1
         self._own = own
         self.holder = slots.Holder(rows=(slots.EVERYBODY,) if own == slots.EVERYBODY else (slots.EVERYBODY, own))
@@ -99,6 +101,10 @@ class MappedData:
         if slot >= self.head.slots:
             raise ChannelCorrupt(f"A row points to slot {slot}, but the channel has {self.head.slots}")
         return self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8)]
+
+    def on_host(self, slot: int) -> int:
+        """The version whose bytes the slot has on the host."""
+        return self._versions[slot * (wire.SLOT_ENTRY_NBYTES // 8) + _ON_HOST]
 
     def map(self, slot: int) -> MappedSlot:
         mapped = self.mapped.get(slot)

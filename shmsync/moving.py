@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # What a subscriber has of a channel, but for `_end`, which belongs to the object.
 _OF_A_CHANNEL = (
     *("handle", "_head", "_ctl", "_line", "_data_word", "_data", "bell"),
-    *("_locks", "_pages"),
+    *("_locks", "_pages", "_imports", "_wished"),
 )
 
 
@@ -28,6 +28,9 @@ def move(subscriber: Subscriber, handle: Handle) -> None:
         )
     if any(binding.inside() for binding in subscriber._bindings):
         raise ShmSyncError("Expected no forward and no hold() of this thread to go on; reattach after it")
+    subscriber.let_pass(wait=True)
+    with subscriber._locked():
+        _check_leases(subscriber, sum(bool(binding.version) for binding in subscriber._bindings))
     other = _opened(subscriber, handle)
     subscriber._moving = True
     try:
@@ -60,6 +63,7 @@ def _opened(subscriber: Subscriber, handle: Handle) -> Subscriber:
 
 def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
     """Give the subscriber all that the other one has of its channel; what it had before ends."""
+    subscriber.let_pass(wait=True)
     with subscriber._locked():
         _check_leases(subscriber)
         left, bell = subscriber._line, subscriber.bell
@@ -68,7 +72,7 @@ def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
         for name in _OF_A_CHANNEL:
             setattr(subscriber, name, getattr(other, name))
         subscriber._own()
-        subscriber._used, subscriber._left = 0, []
+        subscriber._used, subscriber._left, subscriber._absent = 0, [], 0
         other._open = False
         other._line = other._ctl = other.bell = other._data = None
     if left is not None:
@@ -77,10 +81,10 @@ def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
         bell.stir()  # a listener goes over to the other one
 
 
-def _check_leases(subscriber: Subscriber) -> None:
+def _check_leases(subscriber: Subscriber, of_bindings: int = 0) -> None:
     """A lease belongs to the channel that it was taken on, and ends there."""
-    held = sum(subscriber._data.holder.counts.values()) if subscriber._data is not None else 0
-    if held:
+    held = sum(subscriber._data.holder.counts.values()) - of_bindings if subscriber._data is not None else 0
+    if held > 0:
         raise ShmSyncError(
             f"Subscriber {subscriber.name!r} holds {held} lease(s); end them before it goes to another channel"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,20 +16,28 @@ from torch.distributions import Distribution
 
 class Aliases:
     """Recognises tensors over bound memory: a mapped slot (address range), or the module's own storages (their bytes by
-    their addresses)."""
+    their addresses). A policy that is spread over several memories has more than one address range."""
 
-    def __init__(self, begin: int = 0, end: int = 0, storages: Mapping[int, int] = MappingProxyType({})) -> None:
-        self.begin, self.end, self.storages = begin, end, storages
+    def __init__(
+        self,
+        begin: int = 0,
+        end: int = 0,
+        storages: Mapping[int, int] = MappingProxyType({}),
+        more: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.begin, self.end, self.storages, self.more = begin, end, storages, more
 
     def has(self, address: int, nbytes: int) -> bool:
         """Whether an array there is over bound memory."""
-        if self.begin <= address < self.end:
+        if any(begin <= address < end for begin, end in ((self.begin, self.end), *self.more)):
             return True
         return any(begin < address + nbytes and address < begin + size for begin, size in self.storages.items())
 
     def __contains__(self, tensor: Tensor) -> bool:
         try:
             if self.begin <= tensor.data_ptr() < self.end:
+                return True
+            if any(begin <= tensor.data_ptr() < end for begin, end in self.more):
                 return True
             return bool(self.storages) and tensor.untyped_storage().data_ptr() in self.storages
         except (RuntimeError, NotImplementedError):  # a tensor without a plain storage aliases nothing
@@ -82,7 +90,7 @@ def _privatize_other(output: Any, aliases: Aliases, root: Any) -> Any:
 
 def _privatize_entries(entries: Any, aliases: Aliases, root: Any) -> None:
     # This runs at every forward, mostly over tensors that alias nothing: no call for those but the one for the address.
-    begin, end, look_closer = aliases.begin, aliases.end, bool(aliases.storages)
+    begin, end, look_closer = aliases.begin, aliases.end, bool(aliases.storages or aliases.more)
     replaced: dict[Any, Any] = {}
     for key, value in entries.items():
         if type(value) is Tensor and value.layout is strided:

@@ -7,18 +7,19 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from . import files, forks, ids, leftovers, places, slots, wire
-from .channel import Control, Store
+from . import exits, files, forks, ids, leftovers, places, slots, wire
+from .channel import Control, Published, Store
 from .checksums import hasher
 from .errors import (
     ChannelClosed,
+    DeviceError,
     LayoutMismatch,
     LimitError,
     NothingPublished,
@@ -28,6 +29,7 @@ from .errors import (
 from .handle import Handle
 from .layout import Layout, build
 from .roster import RosterLine
+from .serving import serve
 from .weights import flatten
 
 _log = logging.getLogger("shmsync")
@@ -85,6 +87,8 @@ class Publisher:
         if storage == "file":
             leftovers.remove(files.folder())
         self._store: Store | None = None
+        self._serving: threading.Thread | None = None
+        self._failure: BaseException | None = None
         with forks.making():
             self._control = Control(self._pid, max_subscribers, most, self.name, storage)
             self._finalizer = weakref.finalize(self, _end, self._control, self._pid, self._mutex)
@@ -114,26 +118,52 @@ class Publisher:
         return self._control.head.subscribers
 
     def publish(
-        self, weights: Any = None, *, worker_ids: int | Iterable[int] | None = None, partial: bool = False
+        self,
+        weights: Any = None,
+        *,
+        worker_ids: int | Iterable[int] | None = None,
+        partial: bool = False,
+        wait: bool = True,
     ) -> Publication:
         """Publish the next version, to everybody or to some workers only.
 
         ``weights`` as in the constructor; None = the ones given there. ``worker_ids``: None = everybody; the others
-        keep their version. ``partial``: only some leaves are given, the rest are the newest version's.
+        keep their version. ``partial``: only some leaves are given, the rest are the newest version's. ``wait``: until
+        the version shows; if not, and weights are on a CUDA device, return when their copies are queued: what the
+        calling thread's stream changes after this comes after them, the version shows when they are done, and the next
+        publish waits for that. What goes wrong until then, the next publish, or `wait`, raises.
 
         Raises LayoutMismatch, UnsupportedLeaf, TiedLeavesDiffer, WorkerIdError before anything is written,
-        SlotsExhausted or OutOfSharedMemory if there is no room; subscribers then keep the version they have.
+        SlotsExhausted or OutOfSharedMemory if there is no room, DeviceError; subscribers then keep the version that
+        they have.
         Contract: one copy of the given leaves and of those that the slot lacks, whatever the number of subscribers;
         waits up to ``timeout`` for a slot where all are leased; empty ``worker_ids`` publish nothing; threads take
         turns; if this process dies meanwhile, the old version stays.
         """
+        try:
+            return self._publish_now(weights, worker_ids, partial, wait)
+        except ChannelClosed:
+            exits.hold_daemons()
+            raise
+
+    def _publish_now(
+        self, weights: Any, worker_ids: int | Iterable[int] | None, partial: bool, wait: bool
+    ) -> Publication:
         begin = time.perf_counter()
         rows = self._rows(worker_ids)
-        with self._mutex:
+        self._mutex.acquire()
+        rest: Callable[[], int] | None = None
+        try:
             self._check_open()
+            self._raise_failure()
             if not rows:
                 return Publication(self.version, 0, 0, 0.0)
-            version, nbytes, leaves = self._publish(weights, rows, partial)
+            version, nbytes, leaves, rest = self._publish(weights, rows, partial, wait)
+        finally:
+            if rest is None:
+                self._mutex.release()
+            else:
+                threading.Thread(target=self._finish, args=(rest,), name="shmsync-publish", daemon=True).start()
         seconds = time.perf_counter() - begin
         if _log.isEnabledFor(logging.DEBUG):
             to = "everybody" if worker_ids is None else f"workers {[row - 1 for row in rows]}"
@@ -148,7 +178,14 @@ class Publisher:
             )
         return Publication(version, nbytes, leaves, seconds)
 
-    def _publish(self, weights: Any, rows: list[int], partial: bool) -> tuple[int, int, int]:
+    def wait(self) -> int:
+        """Wait until what was published with ``wait=False`` shows; the newest version. Raises what went wrong."""
+        with self._mutex:
+            self._check_open()
+            self._raise_failure()
+            return self.version
+
+    def _publish(self, weights: Any, rows: list[int], partial: bool, wait: bool) -> Published:
         source = self._source if weights is None else weights
         if source is None:
             raise NothingPublished("The publisher was made without weights, so publish() needs some")
@@ -159,7 +196,34 @@ class Publisher:
         store = self._store
         if store is None:
             store = self._define(build(flatten(source), self._dtype))
-        return store.publish(rows, store.sources.changes(source, partial))
+        published = store.publish(rows, store.sources.changes(source, partial), wait)
+        if store.rings is not None and not self._serving:
+            self._serving = serve(self._control.calls, self._bring)
+        return published
+
+    def _finish(self, rest: Callable[[], int]) -> None:
+        """What is left of a publish that did not wait; its mutex is this thread's now."""
+        try:
+            rest()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._mutex.release()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise DeviceError(
+                f"An earlier publish with wait=False failed, and its version does not show: {failure}. Publish again"
+            ) from failure
+
+    def _bring(self) -> bool:
+        """Serve the wishes of subscribers; False when the channel has ended."""
+        with self._mutex:
+            if self._store is None or not self._finalizer.alive or os.getpid() != self._pid:
+                return False
+            self._store.bring()
+            return True
 
     def _define(self, layout: Layout) -> Store:
         with forks.making():
@@ -190,25 +254,37 @@ class Publisher:
         return self._control.answers.of(worker_id, pid)
 
     def stats(self) -> dict[str, int]:
-        """Counters: version, slots with memory, bytes of one slot and of all, subscribers."""
+        """Counters: version, slots, bytes of one of them and of all on the host, device rings and the bytes allocated
+        on devices, subscribers."""
         self._check_open()
         reserved = len(self._store.writer.stamps) if self._store else 0
         slot_nbytes = self._store.head.slot_mapped_nbytes if self._store else 0
+        rings = self._store.rings if self._store else None
         return {
             "version": self.version,
             "slots": reserved,
             "slot_nbytes": slot_nbytes,
-            "nbytes": reserved * slot_nbytes,
+            "nbytes": self._store.host.count() * slot_nbytes if self._store else 0,
+            "rings": rings.count() if rings else 0,
+            "device_nbytes": rings.nbytes() if rings else 0,
             "subscribers": len(self.subscribers()),
         }
 
     def close(self) -> None:
         """End the channel; subscribers keep the weights they hold. A second call does nothing."""
+        if not self._finalizer.alive:
+            return  # closed, or the interpreter has come to its end
         with self._mutex:
-            if self._finalizer.detach():
-                self._control.close(self._pid)
+            self._control.close(self._pid)  # interrupted, it is gone on with the next time
+            self._finalizer.detach()
             self._store = None
             self._source = None
+            if self._failure is not None:
+                _log.warning("%s: a publish with wait=False had failed: %s", self.name, str(self._failure))
+                self._failure = None
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.join(_END_SECONDS)  # it has been called, and finds that all is over
 
     def __enter__(self) -> Publisher:
         return self
@@ -224,9 +300,9 @@ class Publisher:
             "a Subscriber there"
         )
 
-    def before_fork(self) -> None:
+    def try_before_fork(self) -> bool:
         """No publish is in the middle of anything while the process is copied."""
-        self._mutex.acquire()
+        return self._mutex.acquire(timeout=forks.PATIENCE_SECONDS)
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
@@ -249,9 +325,13 @@ class Publisher:
 
 
 def _end(control: Control, pid: int, mutex: threading.Lock) -> None:
-    """The publisher is gone, or the interpreter ends: then other threads may be publishing, and wait from here on."""
-    mutex.acquire(timeout=_END_SECONDS)
-    control.close(pid)
+    """The publisher is gone, or the interpreter ends: then other threads may be publishing."""
+    taken = mutex.acquire(timeout=_END_SECONDS)
+    try:
+        control.close(pid)
+    finally:
+        if taken:
+            mutex.release()
 
 
 def _check_options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,14 @@ class RosterLine:
     switched_seconds: float
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What all live subscribers want: bytes on the host, and rings on devices, by their UUIDs."""
+
+    host: bool
+    devices: frozenset[bytes]
+
+
 class OwnLine:
     """A subscriber's own line. Contract: written by this subscriber only; stores never block."""
 
@@ -53,6 +62,13 @@ class OwnLine:
     def answered(self, version: int) -> None:
         """The bell was heard, and this is the newest version that was seen then; what can be done about it is done."""
         self._words[_FIELDS["answered"]] = version
+
+    def wishes(self, devices: Sequence[bytes], host: bool) -> None:
+        """What this subscriber wants from now on; `Bell.call` tells the publisher to look."""
+        raw = b"".join(devices).ljust(wire.MOST_WISHES * wire.UUID_NBYTES, b"\0")
+        first = _FIELDS["devices"]
+        self._words[first : first + len(raw) // 8] = memoryview(raw).cast("Q")
+        self._words[_FIELDS["wish"]] = len(devices) | (0 if host else wire.WITHOUT_HOST)
 
     def left(self) -> None:
         """This subscriber is gone, even if something still keeps the line."""
@@ -87,6 +103,20 @@ def read(mapping: Mapping, locks: Locks, subscribers: int) -> list[RosterLine]:
     raw = bytes(memoryview(mapping.buffer).cast("B")[wire.PAGE : wire.PAGE + subscribers * wire.ROSTER_LINE.itemsize])
     table = np.frombuffer(raw, wire.ROSTER_LINE)
     return [_line(int(n), table[n]) for n in np.flatnonzero(table["pid"]) if locks.line_alive(int(n))]
+
+
+def wishes(mapping: Mapping, locks: Locks, subscribers: int) -> Wishes:
+    """What the live subscribers want; who has said nothing wants the host. Contract: as `read`."""
+    table = np.frombuffer(memoryview(mapping.buffer).cast("B"), wire.ROSTER_LINE, subscribers, wire.PAGE)
+    host = False
+    devices: set[bytes] = set()
+    for number in np.flatnonzero(table["pid"]).tolist():
+        if locks.line_alive(number):
+            wish = int(table["wish"][number])
+            host = host or not wish & wire.WITHOUT_HOST
+            count = min(wish & 0xFF, wire.MOST_WISHES)
+            devices.update(row.tobytes() for row in table["devices"][number][:count])
+    return Wishes(host, frozenset(devices))
 
 
 class Answers:

@@ -73,6 +73,35 @@ def _drive(
             resume, value = steps.throw, error
 
 
+def pausing(steps: Steps[T], before: Callable[[tuple[Any, ...]], bool]) -> Steps[tuple[Any, ...] | None]:
+    """`steps` up to the first operation for which `before` holds: that operation, which `resuming` goes on with."""
+    resume, value = steps.send, None
+    while True:
+        try:
+            operation = resume(value)
+        except StopIteration:
+            return None
+        if before(operation):
+            return operation
+        try:
+            resume, value = steps.send, (yield operation)
+        except BaseException as error:
+            resume, value = steps.throw, error
+
+
+def resuming(steps: Steps[T], operation: tuple[Any, ...]) -> Steps[T]:
+    """The rest of `steps`, from an operation on that it has come to."""
+    while True:
+        try:
+            resume, value = steps.send, (yield operation)
+        except BaseException as error:
+            resume, value = steps.throw, error
+        try:
+            operation = resume(value)
+        except StopIteration as stop:
+            return stop.value
+
+
 @dataclass
 class Writer:
     """What only the publisher knows. `stamps[slot][leaf]`: the version that wrote the leaf there; 0 = unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, compress
 from typing import Any
 
@@ -31,6 +31,17 @@ class Changes:
         self.nbytes = sum(layout.leaves[number].nbytes for number in self.numbers)
         self.token, self.array = token, np.array(self.numbers, np.int64)
         self.addresses: array[int] | None = None
+        self.on_host: bool | None = None  # whether all tensors are; None = nobody has looked yet
+        self._parts: tuple[array[int] | None, dict[int, list[int]]] | None = None
+
+    def parts(self, memory_of: Callable[[Tensor], int]) -> dict[int, list[int]]:
+        """Which of the tensors, by their place in the list, are in which memory."""
+        if self._parts is None or self.addresses is None or self._parts[0] != self.addresses:
+            parts: dict[int, list[int]] = {}
+            for place, tensor in enumerate(self.tensors):
+                parts.setdefault(memory_of(tensor), []).append(place)
+            self._parts = self.addresses, parts
+        return self._parts[1]
 
 
 class Sources:

@@ -9,23 +9,25 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from . import faults, forks, ids, moving, places, roster, segment, slots, sweep, verification, wire
+from . import device, faults, forks, ids, moving, places, roster, segment, slots, sweep, verification, wire
 from .bell import Bell
 from .errors import (
     ChannelClosed,
     ChannelUnreachable,
+    DeviceError,
     NothingPublished,
     PublisherGone,
     ShmSyncError,
     WaitTimeout,
 )
 from .handle import Handle
+from .imports import Imports, View
 from .layout import Layout
 from .lease import Lease
 from .leases import Locks
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 # How often a wait looks whether the publisher still lives.
 _LOOK_SECONDS = 0.02
+# How long the publisher may take to bring to the host what it has published on devices only.
+_BRING_SECONDS = 10.0
 # From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
 _SWEPT_NBYTES = 1 << 20
 # The sweeping thread's own: it may be at work while a subscriber closes its descriptor.
@@ -84,6 +88,11 @@ class Subscriber:
         self._forwards = 0
         self._left: list[int] = []  # slots that a switch has left, still to be swept
         self._moving = False  # to another channel: no switch now
+        self._absent = 0  # the word of a version whose bytes are still to come to the memory where they are needed
+        self._passing: list[tuple[int, list[device.Event]]] = []  # leases that end when streams have come so far
+        self._imports: Imports | None = None
+        self._wished: tuple[list[bytes], bool] = [], True
+        self._wants_host = self._leases_on_host = False
         self._warned_written = self._warned_moved = False
         self._locks = Locks(places.open_ctl(self.handle, os.O_RDONLY))
         self._open, self._listed = True, listed
@@ -129,6 +138,8 @@ class Subscriber:
         faults.at("attach.claimed")
         self._data_word = self._ctl.words(wire.CTL_DATA_OFFSET, 1)
         self.bell: Bell | None = Bell(self._ctl)
+        if listed:
+            Bell(self._ctl, wire.CTL_WISHES_OFFSET).call()  # a publisher with rings on devices sees who needs the host
 
     # --- what there is to see
 
@@ -179,7 +190,7 @@ class Subscriber:
             return roster.read(self._ctl, self._locks, self._head.subscribers)
 
     def stats(self) -> dict[str, int]:
-        """Counters: version, seen, lag, forwards, mapped slots, leases held."""
+        """Counters: version, seen, lag, forwards, mapped slots (on the host, on devices), leases held."""
         held = len(self._data.holder.counts) if self._data else 0
         mapped = len(self._data.mapped) if self._data else 0
         return {
@@ -189,6 +200,7 @@ class Subscriber:
             "forwards": self._forwards,
             "slots_mapped": mapped,
             "slots_leased": held,
+            "device_slots_mapped": self._imports.count() if self._imports is not None else 0,
         }
 
     # --- using the weights
@@ -208,11 +220,11 @@ class Subscriber:
             return bind(self, modules, mode)
 
     def lease(self) -> Lease:
-        """A hold on the newest weights. Raises NothingPublished at version 0."""
+        """A hold on the newest weights, on the host. Raises NothingPublished at version 0; where they were published on
+        devices only, WaitTimeout if the publisher does not bring them within 10 s."""
         with self._life:
             self._check_open()
-            data = self._find_data()
-            word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
+            word = self._acquire_on_host()
             if not word:
                 raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
             if not self._bindings:
@@ -294,15 +306,20 @@ class Subscriber:
         for binding in list(self._bindings):
             binding.unbind()
         faults.at("close.let_go")
+        self.let_pass(wait=True)
         self._enter()
         self._open = False
+        self._imports = None  # each mapping ends with the last tensor over it
         bell, line = self.bell, self._line
+        calls = Bell(self._ctl, wire.CTL_WISHES_OFFSET) if self._ctl is not None and line is not None else None
         # The roster's mapping holds the claim on the line.
         self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
         self._leave()
         if line is not None:
             line.left()
+        if calls is not None:
+            calls.call()  # nobody wishes for that any more
         if bell is not None:
             bell.stir()  # who waits in this process finds it closed
 
@@ -324,25 +341,139 @@ class Subscriber:
         data = self._data or self._look_for_data()
         if data is None or self._moving:
             return False
-        return data.newest() > word
+        newest = data.newest()
+        return newest > word and (newest != self._absent or self._has_come(data, newest))
 
-    def switch(self, bound: slots.Bound, point: Callable[[list[Tensor], list[int], tuple[int, int]], None]) -> int:
-        """Move a binding to the newest slot; `point` gets its tensors, their addresses, and where it is mapped."""
+    def switch(
+        self,
+        bound: slots.Bound,
+        memories: frozenset[int],
+        point: Callable[[Mapping[int, View]], list[device.Event]],
+    ) -> int:
+        """Move a binding to the newest slot. ``memories``: that its modules are in. ``point`` gets the slot's views,
+        and gives the events after which the binding's old slot is not read any more."""
         data = self._find_data()
         if data is None:
             return 0
+        if self._passing:
+            self.let_pass()
         before = bound.word
 
         def pointed(word: int) -> None:
-            mapped = self._slot(slots.slot_of(word))
-            point(mapped.tensors, mapped.addresses, mapped.span)
+            events = point(self._views(data, word, memories))
+            if before and events:
+                with self._locked():  # a lease more, which ends when they have come
+                    data.holder.counts[slots.slot_of(before)] += 1
+                    self._passing.append((slots.slot_of(before), events))
 
-        word = self._run(data, slots.switch(data.holder, bound), pointed)
+        try:
+            word = self._run(data, slots.switch(data.holder, bound), pointed)
+        except _Absent as absent:
+            self._absent = absent.word
+            self._wants_host = True
+            self.wish()
+            return before
         if word != before:
+            self._wants_host = False
             self._uses(slots.version_of(word))
             if before and data.head.layout.slot_nbytes >= _SWEPT_NBYTES:
                 self._left.append(slots.slot_of(before))
+            if self._imports is not None:
+                self._imports.unmap_retired(set(data.holder.counts))
+                self.wish()
         return word
+
+    def _views(self, data: MappedData, word: int, memories: frozenset[int]) -> dict[int, View]:
+        """A leased slot in the memories of a binding; on the host, where it is not to be had in one of them."""
+        slot, version = slots.slot_of(word), slots.version_of(word)
+        views: dict[int, View] = {}
+        for memory in memories:
+            view = self._on_device(data, memory, slot, version) if memory >= 0 else None
+            if view is not None:
+                views[memory] = view
+        if len(views) == len(memories) and views:
+            return views
+        if data.on_host(slot) != version:
+            raise _Absent(word)
+        mapped = self._slot(slot)
+        views[device.HOST] = View(mapped.tensors, mapped.addresses, mapped.span)
+        return views
+
+    def _on_device(self, data: MappedData, memory: int, slot: int, version: int) -> View | None:
+        if self._imports is None:
+            locks = self._locks
+            self._imports = Imports(data, self.handle, lambda: Locks(segment.reopen(locks.fd, os.O_RDONLY)))
+        return self._imports.view(memory, slot, version)
+
+    def _has_come(self, data: MappedData, word: int) -> bool:
+        """Whether what was absent at the last try is on the host now."""
+        return data.on_host(slots.slot_of(word)) == slots.version_of(word)
+
+    def _acquire_on_host(self) -> int:
+        """Lease the newest slot and see to it that its bytes are on the host; 0 while nothing is published."""
+        deadline = time.monotonic() + _BRING_SECONDS
+        while True:
+            data, bell = self._find_data(), self.bell
+            count = bell.count if bell is not None else 0
+            word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
+            if data is None or not word or self._has_come(data, word):
+                return word
+            self._run(data, slots.release(data.holder, slots.slot_of(word)))
+            self._leases_on_host = True  # and more of them are to be expected
+            self.wish()
+            if time.monotonic() > deadline or not self.publisher_alive():
+                raise WaitTimeout(
+                    f"Version {slots.version_of(word)} was published on devices only, and the publisher, pid "
+                    f"{self.handle.pid}, has not brought it to the host within {_BRING_SECONDS} s"
+                )
+            if bell is not None:
+                bell.wait(count, _LOOK_SECONDS)
+
+    def await_bytes(self) -> None:
+        """Wait a while for a version that was published, but not to the memory where it is needed here."""
+        data, bell, deadline = self._data, self.bell, time.monotonic() + _BRING_SECONDS
+        while data is not None and bell is not None and self._absent and time.monotonic() < deadline:
+            count = bell.count
+            if self._has_come(data, self._absent) or not self.publisher_alive():
+                return
+            bell.wait(count, _LOOK_SECONDS)
+
+    def wish(self) -> None:
+        """Tell the publisher on which devices this subscriber's modules are, and whether it needs the host."""
+        line, ctl = self._line, self._ctl
+        if line is None or ctl is None:
+            return
+        memories = {memory for binding in self._bindings for memory in binding.memories}
+        devices = [memory for memory in sorted(memories) if memory >= 0 and self._can_map(memory)]
+        # A binding that is not on devices alone, or has not got there yet, reads on the host; so do leases.
+        on_devices = bool(devices) and len(devices) == len(memories) and self._is_mapped(devices)
+        host = self._wants_host or self._leases_on_host or not on_devices
+        wished = [device.uuid_of(memory) for memory in devices[: wire.MOST_WISHES]], host
+        if wished != self._wished:
+            self._wished = wished
+            line.wishes(*wished)
+            Bell(ctl, wire.CTL_WISHES_OFFSET).call()
+
+    def _can_map(self, memory: int) -> bool:
+        return self._imports.possible(memory) if self._imports is not None else device.reason() is None
+
+    def _is_mapped(self, devices: list[int]) -> bool:
+        return self._imports is not None and all(self._imports.has(memory) for memory in devices)
+
+    def let_pass(self, wait: bool = False) -> None:
+        """End the leases whose readers' streams have come to their ends, or wait for that."""
+        with self._locked():
+            passing, self._passing = self._passing, []
+            for slot, events in passing:
+                if all(_has_passed(event, wait) for event in events):
+                    self._released.append(slot)
+                else:
+                    self._passing.append((slot, events))
+
+    def _let_pass_later(self, _: int) -> None:
+        self.let_pass()
+        if self._passing:
+            sweep.later(self._let_pass_later, 0)
 
     def release(self, bound: slots.Bound) -> None:
         """End a binding's lease, after its parameters have left the slot."""
@@ -363,6 +494,10 @@ class Subscriber:
             left, self._left = self._left, []
             for slot in left:
                 sweep.later(self.sweep, slot)
+        if self._passing:
+            self.let_pass()
+            if self._passing:
+                sweep.later(self._let_pass_later, 0)
 
     def sweep(self, slot: int) -> None:
         """See whether a slot that was left has private pages. If something may still write there, say nothing.
@@ -388,19 +523,30 @@ class Subscriber:
             self._line.ran(self._forwards)
         self.sweep_left()
 
-    def before_fork(self) -> None:
+    def try_before_fork(self) -> bool:
         """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
-        self._life.acquire()
-        # No switch is going on anywhere: it would have a lease that nobody in the child could end.
-        self._forking = list(self._bindings)
-        for binding in self._forking:
-            binding.before_fork()
-        self._enter()
-        self._for_child: Locks | None = None
-        if self._end.alive:
-            self._for_child = Locks(segment.reopen(self._locks.fd, os.O_RDONLY))
-            for slot in self._data.holder.counts if self._data else ():
-                self._for_child.try_shared(slot)
+        seconds = forks.PATIENCE_SECONDS
+        with ExitStack() as held:
+            if not self._life.acquire(timeout=seconds):
+                return False
+            held.callback(self._life.release)
+            # No switch is going on anywhere: it would have a lease that nobody in the child could end.
+            self._forking = list(self._bindings)
+            for binding in self._forking:
+                if not binding.try_before_fork(seconds):
+                    return False
+                held.callback(binding.after_fork_in_parent)
+            if not self._mutex._is_owned() and not self._mutex.acquire(timeout=seconds):
+                return False
+            held.callback(self._leave)
+            self._for_child: Locks | None = None
+            if self._end.alive:
+                self._for_child = Locks(segment.reopen(self._locks.fd, os.O_RDONLY))
+                held.callback(self._for_child.close)
+                for slot in self._data.holder.counts if self._data else ():
+                    self._for_child.try_shared(slot)
+            held.pop_all()
+            return True
 
     def after_fork_in_parent(self) -> None:
         """The child has the description, so it is closed here."""
@@ -426,12 +572,18 @@ class Subscriber:
         self._own()
         self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
+        if self._imports is not None:
+            self._imports.abandon()  # a child has no use of its parent's devices
+        self._passing = []
         if self._open:
             self._join(self._listed)
 
     def _own(self) -> None:
         """Its descriptors go with this object."""
         self._end = weakref.finalize(self, _close, self._locks, self._pages)
+        # At the interpreter's end other threads may still be in a forward, which needs its lease: the process's end
+        # ends it.
+        self._end.atexit = False
 
     def _uses(self, version: int) -> None:
         self._used = version
@@ -548,6 +700,24 @@ class Subscriber:
             raise ShmSyncError(
                 f"Subscriber {self.name!r} belongs to process {self._pid}; make another one in process {os.getpid()}"
             )
+
+
+class _Absent(Exception):
+    """The version that a row points to has no bytes yet in the memory where they are needed."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+        super().__init__(word)
+
+
+def _has_passed(event: device.Event, wait: bool) -> bool:
+    """Whether an event has come. If the device has failed, nothing reads there any more."""
+    try:
+        if wait:
+            event.synchronize()
+        return wait or event.done()
+    except DeviceError:
+        return True
 
 
 def _close(locks: Locks, pages: PrivatePages) -> None:

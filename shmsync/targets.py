@@ -1,18 +1,20 @@
 """The targets of a binding: where a module's tensors are, and how they get a version's values.
 
-Each parameter is either *mapped* (its data becomes a view of the slot) or *copied* (it keeps its storage). Buffers are
-always copied: a worker may write them.
+Each parameter is either *mapped* (its data becomes a view of the slot, in the memory that it is in) or *copied* (it
+keeps its storage). Buffers are always copied: a worker may write them.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from . import device
 from .copying import copy_all
+from .device import ELSEWHERE, HOST, memory_of, name_of, reason
 from .errors import BindingError, BindingLost, LayoutMismatch
 from .layout import Layout, Leaf
 from .outputs import Aliases
@@ -29,17 +31,30 @@ class Target(NamedTuple):
     tensor: Tensor
 
 
+class View(Protocol):
+    """A slot in one memory: a tensor per leaf, where they begin, and from and to which address they are mapped."""
+
+    @property
+    def tensors(self) -> list[Tensor]: ...
+    @property
+    def addresses(self) -> list[int]: ...
+    @property
+    def span(self) -> tuple[int, int]: ...
+
+
 class Targets:
     """All tensors of one binding's modules, matched with the channel's leaves.
 
-    ``models``: modules by name ("" for a channel of one model). ``mode``: "auto", "map" or "copy".
+    ``models``: modules by name ("" for a channel of one model). ``mode``: "auto", "map" or "copy". ``steady``: with
+    "auto", parameters on devices keep their addresses, since a CUDA graph may have them.
     Raises LayoutMismatch or BindingError, naming every key that does not fit. Contract: changes nothing by itself.
     """
 
-    def __init__(self, layout: Layout, models: Mapping[str, nn.Module], mode: str) -> None:
-        self._layout, self._models, self._mode = layout, models, mode
+    def __init__(self, layout: Layout, models: Mapping[str, nn.Module], mode: str, steady: bool = False) -> None:
+        self._layout, self._models, self._mode, self._steady = layout, models, mode, steady
         self._mapped: list[Target] = []
         self._views: Sequence[Tensor] | None = None
+        self._available: frozenset[int] = frozenset()
         self._resolve()
         # Two Parameters over one memory are tied as well; once they are mapped, that can't be told any more.
         self._origin = {id(target.tensor): identity(target.tensor) for target in self._unique}
@@ -51,27 +66,37 @@ class Targets:
             return "map"
         return "copy" if self._copied or self._mode == "copy" else "map"
 
-    def point(self, tensors: list[Tensor], addresses: list[int], span: tuple[int, int]) -> Aliases:
-        """Give all targets the values of one version's tensors: mapped ones alias them, the others copy them.
+    @property
+    def memories(self) -> frozenset[int]:
+        """The memories that the modules' tensors are in."""
+        return frozenset(self._memories.values())
 
-        ``addresses``: where the tensors begin; ``span``: from and to which address they are mapped. Returns what
-        outputs must not alias from now on. Raises BindingLost before anything has changed.
+    def point(self, views: Mapping[int, View]) -> Aliases:
+        """Give all targets the values of one version: mapped ones alias it, the others copy it.
+
+        ``views``: the slot in each memory where it is to be had; at least on the host, or in all memories that the
+        modules' tensors are in. Returns what outputs must not alias from now on. Raises BindingLost before anything has
+        changed.
         """
         self._follow_module()
         # Asking a tensor for its data makes another one: only at the first switch, and after a look at the module.
         before = self._views or [target.tensor.data for target in self._mapped]
-        views = self._of_mapped(tensors)
+        if views.keys() != self._available:
+            before = self._rearrange(views)
+        mapped = self._mapped_tensors
+        tensors, addresses = _joined(views)
+        new = self._of_mapped(tensors)
         copied = self._copied + self._buffers
         try:
-            for parameter, view in zip(self._mapped_tensors, views, strict=True):
+            for parameter, view in zip(mapped, new, strict=True):
                 parameter.data = view
-            copy_all([target.tensor.detach() for target in copied], [tensors[target.leaf] for target in copied])
-            self._addresses = [*self._of_mapped(addresses), *map(Tensor.data_ptr, self._tensors[len(views) :])]
-            self._views = views
-            return self._aliases(span)
+            self._copy(copied, tensors)
+            self._addresses = [*self._of_mapped(addresses), *map(Tensor.data_ptr, self._tensors[len(new) :])]
+            self._views = new
+            return self._aliases(views)
         except BaseException:
             # Also for an interrupt: the new slot's lease ends now, and nothing may point there.
-            for parameter, data in zip(self._mapped_tensors, before, strict=True):
+            for parameter, data in zip(mapped, before, strict=True):
                 parameter.data = data
             self._views = None
             self._check_shapes()
@@ -82,28 +107,62 @@ class Targets:
         self._views = None
         self._privatize(self._mapped)
 
-    def _aliases(self, span: tuple[int, int]) -> Aliases:
+    def _aliases(self, views: Mapping[int, View]) -> Aliases:
         storages = (target.tensor.untyped_storage() for target in self._copied + self._buffers)
-        return Aliases(*span, {one.data_ptr(): one.nbytes() for one in storages if one.data_ptr()})
+        first, *more = [view.span for view in views.values()]
+        return Aliases(*first, {one.data_ptr(): one.nbytes() for one in storages if one.data_ptr()}, more)
 
     def _resolve(self) -> None:
         """Match the modules' tensors, as they are now, with the leaves."""
         self._all = self._matched()
         # Tied parameters are one object under several names: it is pointed once.
         unique = list({id(target.tensor): target for target in self._all}.values())
+        self._unique = unique
+        self._memories = {id(target.tensor): memory_of(target.tensor) for target in unique}
         self._buffers = [t for t in unique if t.place.is_buffer]
-        self._mapped = [t for t in unique if not t.place.is_buffer and self._maps(t)]
-        self._copied = [t for t in unique if not t.place.is_buffer and not self._maps(t)]
-        self._unique = self._mapped + self._copied + self._buffers
-        # What a switch goes through as fast as Python can: a policy has hundreds of them.
-        self._tensors = [t.tensor for t in self._unique]
-        self._mapped_tensors = [t.tensor for t in self._mapped]
-        self._of_mapped = _getter([t.leaf for t in self._mapped])
-        self._views = None
+        self._arrange((HOST,))
         self._watched = self._entries()
         self._tables = list({id(table): table for table in self._watched[0]}.values())
         self._entries_in_all = sum(map(len, self._tables))
+
+    def _arrange(self, memories: Iterable[int]) -> None:
+        """Say which parameters are mapped and which are copied, where a slot is to be had in these memories."""
+        self._available = frozenset(memories)
+        self._mapped = [t for t in self._unique if not t.place.is_buffer and self._maps(t)]
+        self._copied = [t for t in self._unique if not t.place.is_buffer and not self._maps(t)]
+        # What a switch goes through as fast as Python can: a policy has hundreds of them.
+        self._mapped_tensors = [t.tensor for t in self._mapped]
+        self._tensors = [t.tensor for t in self._mapped + self._copied + self._buffers]
+        order = {memory: place for place, memory in enumerate(sorted(self._available))}
+        self._numbers = {
+            id(t.tensor): order.get(self._memories[id(t.tensor)], order.get(HOST, 0)) * len(self._layout) + t.leaf
+            for t in self._unique
+        }
+        self._of_mapped = _getter([self._numbers[id(t.tensor)] for t in self._mapped])
+        self._views = None
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
+
+    def _rearrange(self, memories: Iterable[int]) -> list[Tensor]:
+        """The same for other memories than before; those that were mapped and are copied now get memory of their own.
+        The data of the mapped ones."""
+        were = self._mapped
+        self._arrange(memories)
+        kept = set(map(id, self._mapped_tensors))
+        self._privatize([target for target in were if id(target.tensor) not in kept])
+        return [target.tensor.data for target in self._mapped]
+
+    def _copy(self, targets: Iterable[Target], tensors: Sequence[Tensor]) -> None:
+        """Copy a version's tensors, each from the memory that it is in if the slot is there, else from the host."""
+        pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for target in targets:
+            pair = target.tensor.detach(), tensors[self._numbers[id(target.tensor)]]
+            pairs.setdefault(self._memories[id(target.tensor)], []).append(pair)
+        for memory, found in pairs.items():
+            destinations, sources = [into for into, _ in found], [source for _, source in found]
+            if memory >= 0:
+                device.torch_side.copy(memory, device.torch_side.stream(memory), destinations, sources)
+            else:
+                copy_all(destinations, sources)
 
     def _entries(self) -> tuple[list[dict[str, Any]], list[str], list[Any]]:
         """What the modules are made of: their tables, and in them the names and the tensors or submodules."""
@@ -157,25 +216,33 @@ class Targets:
 
     def _maps(self, target: Target) -> bool:
         tensor = target.tensor
-        fits = tensor.dtype == self._layout.leaves[target.leaf].dtype and tensor.device.type == "cpu"
+        memory = self._memories[id(tensor)]
+        here = memory in self._available and not (self._steady and self._mode == "auto" and memory != HOST)
+        fits = here and tensor.dtype == self._layout.leaves[target.leaf].dtype
         # An inference tensor has no version counter, and cannot become a view of a tensor that has one.
         return fits and self._mode != "copy" and not tensor.is_inference()
 
     def _check_mode(self, found: Iterable[Target]) -> None:
-        cannot = [t for t in found if self._mode == "map" and not t.place.is_buffer and not self._maps(t)]
+        if self._mode != "map":
+            return
+        cannot = {t.place.key: why for t in found if not t.place.is_buffer and (why := self._unmappable(t))}
         if cannot:
-            lines = [
-                f"  - `{t.place.key}`: a {_kind(t.tensor)} cannot alias {self._layout.leaves[t.leaf].dtype} on the host"
-                for t in cannot
-            ]
+            lines = [f"  - `{key}`: {why}" for key, why in cannot.items()]
             raise BindingError("mode='map' is not possible, use mode='copy':\n" + "\n".join(lines))
+
+    def _unmappable(self, target: Target) -> str | None:
+        memory, dtype = memory_of(target.tensor), self._layout.leaves[target.leaf].dtype
+        if target.tensor.dtype != dtype or target.tensor.is_inference() or memory == ELSEWHERE:
+            return f"a {_kind(target.tensor)} cannot alias {dtype} on {name_of(max(memory, HOST))}"
+        why = reason() if memory != HOST else None
+        return f"memory on {name_of(memory)} can't be mapped: {why}" if why else None
 
     def _privatize(self, targets: Iterable[Target]) -> None:
         private: dict[Any, Tensor] = {}
         for target in targets:
             key = self._origin.get(id(target.tensor), id(target.tensor)), target.leaf
             if key not in private:
-                private[key] = target.tensor.data.clone()
+                private[key] = device.torch_side.clone(target.tensor.data)
             target.tensor.data = private[key]
 
     def _unchanged(self) -> bool:
@@ -215,6 +282,15 @@ class Targets:
 
 def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}" + (" made in inference mode" if tensor.is_inference() else "")
+
+
+def _joined(views: Mapping[int, View]) -> tuple[list[Tensor], list[int]]:
+    """The tensors of all views and where they begin; `Targets._numbers` counts through them."""
+    if len(views) == 1:
+        (view,) = views.values()
+        return view.tensors, view.addresses
+    ordered = [views[memory] for memory in sorted(views)]
+    return [t for view in ordered for t in view.tensors], [a for view in ordered for a in view.addresses]
 
 
 def _getter(numbers: list[int]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -27,7 +27,10 @@ def verify(subscriber: Subscriber) -> list[int]:
         for slot in held:
             data.holder.counts[slot] += 1
     try:
-        return sorted(_compare(subscriber, data, slot) for slot in held)
+        here = [slot for slot in held if data.on_host(slot) == data.slot_version(slot)]
+        if not here:
+            raise ShmSyncError("What is leased, and the newest version, are on devices only; checksums are of the host")
+        return sorted(_compare(subscriber, data, slot) for slot in here)
     finally:
         for slot in [*held, slots.slot_of(newest)]:
             subscriber._run(data, slots.release(data.holder, slot))

@@ -2,26 +2,31 @@
 
 CTL, small, made with the publisher, never mapped through the description that carries the locks:
 
-    0          64         4096                              4096 + 256 x lines
+    0          80         4096                              4096 + 256 x lines
     +----------+----------+---------+---------+-- ... --+
     | CTL head | (zero)   | line 0  | line 1  |         |      one roster line per subscriber
     +----------+----------+---------+---------+-- ... --+
     byte-range locks far behind its end, where nothing is stored:
-    LOCKS + 0                the owner: exclusive while the publisher lives
-    LOCKS + 1 + slot         one per slot: shared = leased, exclusive = being written or punched
-    LOCKS + 2**20 + line     one per roster line: exclusive while its subscriber lives
+    LOCKS + 0                          the owner: exclusive while the publisher lives
+    LOCKS + 1 + slot                   one per slot: shared = leased, exclusive = being written or punched
+    LOCKS + 2**20 + line               one per roster line: exclusive while its subscriber lives
+    LOCKS + 2**21 + 2**16 ring + slot  shared = mapped in a subscriber, exclusive = being freed (device rings only)
 
 DATA, made with the first weights; subscribers open it read-only:
 
-    0           4096     rows      slot table      leaf table, names        slots_offset (2 MiB aligned)
-    +-----------+--------+---------+---------------+------------------+-----+--------+--------+-- ... --+
-    | DATA head | (zero) | u64 ... | 64 B per slot | 192 B per leaf.. | pad | slot 0 | slot 1 | sparse  |
-    +-----------+--------+---------+---------------+------------------+-----+--------+--------+-- ... --+
+    0           1024    rows      slot table      leaf table, names  rings_offset    slots_offset (2 MiB aligned)
+    +-----------+-------+---------+---------------+------------------+---------------+--------+--------+-- ... --+
+    | DATA head | rings | u64 ... | 64 B per slot | 192 B per leaf.. | rings' slots  | slot 0 | slot 1 | sparse  |
+    +-----------+-------+---------+---------------+------------------+---------------+--------+--------+-- ... --+
 
     row   = version << 16 | slot, one aligned u64, stored in one go; 0 = nothing yet
     row 0 is everybody's; row k + 1 is worker k's
-    slot table entry: u64 version (0 = incomplete), the rest is reserved
+    slot table entry: u64 version (0 = incomplete), u64 the version whose bytes are here, on the host (0 = on devices
+    only, or incomplete), the rest is reserved
     slot: the leaves, each at a multiple of 64 bytes; with checksums, behind them one u64 per 4 MiB
+    rings: 64 B per device ring, 16 of them: its state and its device's UUID
+    rings' slots: for each ring 128 B per slot (no memory before its state says that it is served): the version whose
+    bytes are there, and how to map it. Slot s of a ring has the row, the lock and the leases of slot s
 
 All numbers are little-endian. What a subscriber reads is copied first and then validated: `parse_*` accept any bytes.
 """
@@ -36,7 +41,7 @@ from .errors import ChannelCorrupt
 from .layout import LEAF_ALIGNMENT, SLOT_ALIGNMENT, Layout, Leaf, align
 from .weights import DTYPE_CODES, DTYPES, MAX_RANK
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CTL_MAGIC = b"SHMSYNCC"
 DATA_MAGIC = b"SHMSYNCD"
 PAGE = 4096
@@ -45,6 +50,7 @@ NONCE_NBYTES = 16
 LOCKS = 1 << 40
 OWNER_LOCK = LOCKS
 ROSTER_LOCKS = LOCKS + (1 << 20)
+RING_LOCKS = LOCKS + (1 << 21)
 
 MAX_SLOTS = 1 << 16
 MAX_LEAVES = 1 << 22
@@ -52,6 +58,11 @@ MAX_NAMES_NBYTES = 1 << 28
 MAX_KEY_NBYTES = 4096
 MAX_SUBSCRIBERS = 4096
 NAME_NBYTES = 64
+MAX_RINGS = 16
+RINGS_OFFSET = 1024  # in the first page, which always has memory
+UUID_NBYTES = 16
+IPC_HANDLE_NBYTES = 64
+MOST_WISHES = 7
 
 
 def offset_of(kind: np.dtype, field: str) -> int:
@@ -72,16 +83,25 @@ CTL_HEAD = np.dtype(
         ("data", "<u8"),  # descriptor number of DATA in the owner + 1; 0 = not made yet
         ("closed", "<u8"),  # 1 after an orderly close
         ("bell", "<u8"),  # raised (its low 32 bits) after rows have moved and at close; a futex
+        ("wishes", "<u8"),  # another number (in its low 32 bits) after a line of the roster has other wishes; a futex
     ]
 )
 ROSTER_LINE = np.dtype(
     {
-        "names": ["pid", "worker", "used", "seen", "forwards", "switches", "switched_ns", "wish", "name", "answered"],
-        "formats": ["<u8", "<i8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", f"S{NAME_NBYTES}", "<u8"],
-        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64, 128],
+        "names": [
+            *("pid", "worker", "used", "seen", "forwards", "switches", "switched_ns", "wish", "name", "answered"),
+            "devices",
+        ],
+        "formats": [
+            *("<u8", "<i8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", f"S{NAME_NBYTES}", "<u8"),
+            ("u1", (MOST_WISHES, UUID_NBYTES)),
+        ],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64, 128, 136],
         "itemsize": 256,
     }
 )
+# `wish`: how many of `devices` this subscriber wants rings on, and whether it can do without the bytes on the host.
+WITHOUT_HOST = 1 << 8
 
 DATA_HEAD = np.dtype(
     [
@@ -98,6 +118,7 @@ DATA_HEAD = np.dtype(
         ("leaves_offset", "<u8"),
         ("names_offset", "<u8"),
         ("names_nbytes", "<u8"),
+        ("rings_offset", "<u8"),
         ("slots_offset", "<u8"),
         ("slot_nbytes", "<u8"),
         ("slot_stride", "<u8"),
@@ -106,7 +127,22 @@ DATA_HEAD = np.dtype(
 )
 # A slot with checksums has them after its weights: one u64 per piece, XXH3 with 64 bits and seed 0.
 CHECKSUM_PIECE_NBYTES = 4 << 20
-SLOT_ENTRY_NBYTES = 64
+SLOT_ENTRY = np.dtype({"names": ["version", "on_host"], "formats": ["<u8", "<u8"], "itemsize": 64})
+SLOT_ENTRY_NBYTES = SLOT_ENTRY.itemsize
+
+# The state of a ring: not in use; slots come into it; its device can't be reached by the publisher.
+NO_RING, SERVED, REFUSED = 0, 1, 2
+RING = np.dtype({"names": ["state", "uuid"], "formats": ["<u8", ("u1", UUID_NBYTES)], "itemsize": 64})
+RING_SLOT = np.dtype(
+    {
+        # `memory`: its number among all that the ring ever had, 0 = none. `retired`: who has it mapped and does not
+        # use it shall unmap it.
+        "names": ["version", "memory", "retired", "handle"],
+        "formats": ["<u8", "<u8", "<u8", ("u1", IPC_HANDLE_NBYTES)],
+        "offsets": [0, 8, 16, 64],
+        "itemsize": 128,
+    }
+)
 
 LEAF = np.dtype(
     [
@@ -127,6 +163,7 @@ OPTIONAL, CAST = 1, 2
 CTL_DATA_OFFSET = offset_of(CTL_HEAD, "data")
 CTL_CLOSED_OFFSET = offset_of(CTL_HEAD, "closed")
 CTL_BELL_OFFSET = offset_of(CTL_HEAD, "bell")
+CTL_WISHES_OFFSET = offset_of(CTL_HEAD, "wishes")
 
 
 @dataclass(frozen=True)
@@ -156,6 +193,7 @@ class DataHead:
     slots: int
     rows_offset: int
     table_offset: int
+    rings_offset: int
     slots_offset: int
     slot_stride: int
     checksum: bool
@@ -169,6 +207,10 @@ class DataHead:
     def slot_offset(self, slot: int) -> int:
         """Where a slot begins in the segment."""
         return self.slots_offset + slot * self.slot_stride
+
+    def ring_offset(self, ring: int) -> int:
+        """Where the slots of a device ring are told in the segment."""
+        return self.rings_offset + ring * ring_stride(self.slots)
 
 
 def pack_ctl(head: CtlHead) -> bytes:
@@ -196,6 +238,15 @@ def parse_ctl(raw: bytes, nbytes: int) -> CtlHead:
     return head
 
 
+def ring_stride(slots: int) -> int:
+    """The bytes that tell of a ring's slots."""
+    return align(slots * RING_SLOT.itemsize, PAGE)
+
+
+def _end_of_rings(rings_offset: int, slots: int) -> int:
+    return rings_offset + MAX_RINGS * ring_stride(slots)
+
+
 def checksum_pieces(nbytes: int) -> int:
     """How many checksums so many bytes have."""
     return -(-nbytes // CHECKSUM_PIECE_NBYTES)
@@ -212,7 +263,8 @@ def pack_data(layout: Layout, ctl: CtlHead, checksum: bool = False) -> tuple[byt
     table_offset = align(rows_offset + 8 * (1 + ctl.subscribers), 64)
     leaves_offset = table_offset + ctl.slots * SLOT_ENTRY_NBYTES
     names_offset = leaves_offset + leaves.nbytes
-    slots_offset = align(names_offset + len(names), SLOT_ALIGNMENT)
+    rings_offset = align(names_offset + len(names), PAGE)
+    slots_offset = align(_end_of_rings(rings_offset, ctl.slots), SLOT_ALIGNMENT)
     stride = align(max(_room(layout.slot_nbytes, checksum), 1), SLOT_ALIGNMENT)
     record = np.zeros((), DATA_HEAD)
     record["magic"], record["format"], record["leaves"] = DATA_MAGIC, FORMAT_VERSION, len(layout)
@@ -221,7 +273,8 @@ def pack_data(layout: Layout, ctl: CtlHead, checksum: bool = False) -> tuple[byt
     record["rows"], record["slots"] = 1 + ctl.subscribers, ctl.slots
     record["rows_offset"], record["table_offset"] = rows_offset, table_offset
     record["leaves_offset"], record["names_offset"], record["names_nbytes"] = leaves_offset, names_offset, len(names)
-    record["slots_offset"], record["slot_nbytes"], record["slot_stride"] = slots_offset, layout.slot_nbytes, stride
+    record["rings_offset"], record["slots_offset"] = rings_offset, slots_offset
+    record["slot_nbytes"], record["slot_stride"] = layout.slot_nbytes, stride
     record["checksum_piece"] = CHECKSUM_PIECE_NBYTES * checksum
     raw = record.tobytes().ljust(leaves_offset, b"\0") + leaves.tobytes() + names
     return raw, parse_data(raw, int(record["nbytes"]))
@@ -258,7 +311,8 @@ def parse_data(raw: bytes, nbytes: int) -> DataHead:
     _want(number["table_offset"] == align(PAGE + 8 * rows, 64), "table_offset")
     _want(number["leaves_offset"] == number["table_offset"] + slots * SLOT_ENTRY_NBYTES, "leaves_offset")
     _want(number["names_offset"] == number["leaves_offset"] + leaves * LEAF.itemsize, "names_offset")
-    _want(number["slots_offset"] == align(needed, SLOT_ALIGNMENT), "slots_offset")
+    _want(number["rings_offset"] == align(needed, PAGE), "rings_offset")
+    _want(number["slots_offset"] == align(_end_of_rings(number["rings_offset"], slots), SLOT_ALIGNMENT), "slots_offset")
     stride, slot_nbytes = number["slot_stride"], number["slot_nbytes"]
     _want(number["checksum_piece"] in (0, CHECKSUM_PIECE_NBYTES), "checksum_piece")
     checksum = bool(number["checksum_piece"])
@@ -275,6 +329,7 @@ def parse_data(raw: bytes, nbytes: int) -> DataHead:
         slots=slots,
         rows_offset=number["rows_offset"],
         table_offset=number["table_offset"],
+        rings_offset=number["rings_offset"],
         slots_offset=number["slots_offset"],
         slot_stride=stride,
         checksum=checksum,
@@ -324,9 +379,11 @@ def _parse_leaf(row: np.void, names: bytes) -> Leaf:
     assert dtype is not None
     shape, stride = tuple(row["shape"][:rank].tolist()), tuple(row["stride"][:rank].tolist())
     _want(_dense(shape, stride), f"shape {shape} or stride {stride} of `{keys[0]}`")
-    nbytes = dtype.itemsize
+    nbytes = extent = dtype.itemsize
     for size in shape:
         nbytes *= size
+        extent *= max(size, 1)  # torch multiplies sizes beside a 0 too
+    _want(extent < 1 << 62, f"shape of `{keys[0]}`")
     _want(int(row["nbytes"]) == nbytes < 1 << 62, f"nbytes of `{keys[0]}`")
     flags = int(row["flags"])
     return Leaf(keys, dtype, shape, stride, int(row["offset"]), nbytes, bool(flags & OPTIONAL), bool(flags & CAST))

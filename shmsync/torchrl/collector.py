@@ -56,7 +56,8 @@ class CollectorAttachment(remote.Following):
         super().__init__(collector, subscribe())
         self._running = 0
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
-        self._binding = Binding(self._subscriber, {"": policy}, wrap=False)
+        graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
+        self._binding = Binding(self._subscriber, {"": policy}, wrap=False, steady=graphs)
         self._binding.at_entry(self._stamp)
         self._own = _bare(collector._wrapped_policy)
         self._proxy = PolicyProxy(self._binding, self._own)

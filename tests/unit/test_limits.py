@@ -225,3 +225,14 @@ def test_a_cgroup_that_is_too_small_for_another_slot(peer, cgroup) -> None:
     assert worker.call(push) is None
     assert worker.call(look) == (4, 4, 3.0)
     worker.end()
+
+
+def test_a_limit_below_the_control_segment_is_named(peer) -> None:
+    assert "The control segment spans" in peer().call(_publish_under, 4096)
+
+
+def _publish_under(_: object, nbytes: int) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+    with pytest.raises(OutOfSharedMemory) as raised:
+        Publisher({"leaf": torch.zeros(8)})
+    return str(raised.value)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+import shmsync
 from shmsync import SlotsExhausted
 from shmsync.slots import IDLE_PUBLISHES, SPARE_SLOTS
 from tests.helpers.models import filled, uniform
@@ -155,10 +156,31 @@ def test_a_lease_of_somebody_off_the_roster_is_waited_for_too(narrow, subscriber
     push(narrow, 1)
     lease = watcher.lease()
     push(narrow, 2)
-    with pytest.raises(SlotsExhausted, match="nobody is on the roster"):
+    with pytest.raises(SlotsExhausted, match=rf"pid {os.getpid()} holds version 1 in slot 0\."):
         push(narrow, 3)
     lease.close()
     push(narrow, 3)
+
+
+def test_who_holds_nothing_is_not_named(narrow, subscriber, peer) -> None:
+    """A lease that outlives its subscriber is on no line of the roster; a line says what was used last. Mutant: name
+    the lines."""
+    push(narrow, 1)
+    culprit = peer()
+    culprit.call(hold_and_close, str(narrow.handle))
+    bystander = subscriber(narrow, name="bystander")
+    bystander.lease().close()
+    push(narrow, 2)
+    with pytest.raises(SlotsExhausted) as raised:
+        push(narrow, 3)
+    assert f"pid {culprit.pid} holds version 1" in str(raised.value)
+    assert "bystander" not in str(raised.value)
+
+
+def hold_and_close(state, handle: str) -> None:
+    subscriber = shmsync.Subscriber(handle)
+    state.lease = subscriber.lease()
+    subscriber.close()
 
 
 def test_a_push_waits_until_a_slot_is_free(publisher, subscriber) -> None:

@@ -179,8 +179,10 @@ def works_as_before(pair: Pair) -> None:
 
 def test_held_leases_are_refused_and_named(pair) -> None:
     lease = pair.follower.lease()
+    version = pair.follower.version
     with pytest.raises(ShmSyncError, match=r"holds 1 lease"):
         pair.move()
+    assert [binding.version for binding in pair.follower._bindings] == [version]  # not even left for a moment
     works_as_before(pair)
     lease.close()
     del lease

@@ -5,6 +5,7 @@ Mutants: leave out any `_want` (an overlap, a name beyond the names, a product t
 
 import dataclasses
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -255,3 +256,13 @@ def test_another_format_names_both_numbers() -> None:
 def test_a_segment_of_another_size_is_refused(size) -> None:
     with pytest.raises(ChannelCorrupt, match="bytes"):
         wire.parse_data(RAW, size)
+
+
+def test_an_empty_leaf_may_not_have_sizes_that_overflow() -> None:
+    """torch multiplies them, also beside a 0. Mutant: look at the bytes alone."""
+    layout = build(flatten({"empty": torch.zeros(0, 3, 3)}))
+    raw, head = wire.pack_data(layout, CTL)
+    shape = head.table_offset + head.slots * wire.SLOT_ENTRY_NBYTES + wire.offset_of(wire.LEAF, "shape")
+    damaged = raw[:shape] + struct.pack("<3q", 1 << 40, 1 << 40, 0) + raw[shape + 24 :]
+    with pytest.raises(ChannelCorrupt, match="shape of `empty`"):
+        wire.parse_data(damaged, head.nbytes)
