@@ -15,7 +15,7 @@ MINUTES ?= 10
 SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint bench bench-quick bench-compare clean distclean
+.PHONY: help demo test gpu soak lint bench bench-quick bench-compare clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,6 +26,9 @@ demo: $(VENV)/.demo ## train CartPole with shmsync (DEMO_ARGS="--updater torchrl
 
 test: $(VENV)/.test ## run all tests (PYTEST_ARGS="tests/unit -x")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+gpu: ## on a machine with an NVIDIA GPU: its tests and figures (PYTHON=... that has shmsync: no .venv then)
+	PYTHON='$(PYTHON)' tests/gpu/run.sh
 
 soak: $(VENV)/.test ## kill, stop and restart processes at random (MINUTES=10)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK_ARGS)
