@@ -38,6 +38,7 @@ from .publisher import Publication, Publisher
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
+    from .torchrl.schemes import RPCWeightSyncScheme, SharedMemWeightSyncScheme
     from .torchrl.updater import RPCWeightUpdater
 
 __all__ = [
@@ -66,7 +67,9 @@ __all__ = [
     "PublisherGone",
     "PushError",
     "PushTimeout",
+    "RPCWeightSyncScheme",
     "RPCWeightUpdater",
+    "SharedMemWeightSyncScheme",
     "ShmSyncError",
     "SlotsExhausted",
     "Subscriber",
@@ -84,6 +87,10 @@ def __getattr__(name: str) -> object:
         from .torchrl.updater import RPCWeightUpdater
 
         return RPCWeightUpdater
+    if name in ("RPCWeightSyncScheme", "SharedMemWeightSyncScheme"):
+        from .torchrl import schemes
+
+        return getattr(schemes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -6,6 +6,7 @@ Known by what it has, not by its class, so that every torchrl release that has t
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from .. import remote
 from ..binding import Binding
-from ..errors import BindingError
+from ..errors import BindingError, WaitTimeout
 
 _log = logging.getLogger("shmsync")
 
@@ -28,10 +29,13 @@ class PolicyProxy:
     It is no part of the policy, so neither pickling nor deepcopying nor compiling the policy meets it.
     """
 
-    def __init__(self, binding: Binding, policy: Callable[..., Any]) -> None:
-        self.__dict__["_binding"], self.__dict__["_policy"] = binding, policy
+    def __init__(self, binding: Binding, policy: Callable[..., Any], first: Callable[[], None] | None = None) -> None:
+        self.__dict__.update(_binding=binding, _policy=policy, _first=first)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._first is not None:
+            self._first()
+            self.__dict__["_first"] = None
         return self._binding.call(self._policy, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -50,17 +54,19 @@ class CollectorAttachment(remote.Following):
     While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is
     set: so the stamp of each step is the version that its forward used. While it rests, or makes random steps without
     a forward, a notification switches at once.
+
+    ``first_seconds``: how long the first forward waits for the trainer's first weights; 0 = it runs on its own.
     """
 
-    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+    def __init__(self, collector: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0) -> None:
         super().__init__(collector, subscribe())
-        self._running = 0
+        self._running, self._first_seconds = 0, first_seconds
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
         graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
         self._binding = Binding(self._subscriber, {"": policy}, wrap=False, steady=graphs)
         self._binding.at_entry(self._stamp)
         self._own = _bare(collector._wrapped_policy)
-        self._proxy = PolicyProxy(self._binding, self._own)
+        self._proxy = PolicyProxy(self._binding, self._own, self._await_first if first_seconds else None)
         setattr(collector, _CALLED_POLICY, self._proxy)
         self._methods = {name: _bare(getattr(collector, name)) for name in ("next", "shutdown")}
         collector.next, collector.shutdown = self._next, self._shutdown
@@ -81,6 +87,19 @@ class CollectorAttachment(remote.Following):
             if getattr(getattr(self.target, name), "__self__", None) is self:
                 setattr(self.target, name, method)
         self._leave()
+
+    def _await_first(self) -> None:
+        """Wait for the trainer's first weights. Raises WaitTimeout, naming the worker, or PublisherGone."""
+        if self._binding.version:
+            return
+        try:
+            self._subscriber.wait(1, self._first_seconds)
+        except WaitTimeout:
+            raise WaitTimeout(
+                f"Worker {self._subscriber.worker_id} (pid {os.getpid()}) has had no weights from its trainer, pid "
+                f"{self._subscriber.handle.pid}, within {self._first_seconds} s. The trainer connects its weight-sync "
+                "scheme when all workers have started: has one of them failed?"
+            ) from None
 
     def _stamp(self, version: int) -> None:
         tracker = getattr(self.target, "policy_version_tracker", None)
@@ -162,7 +181,7 @@ class CopyingAttachment:
         self._subscriber.close()
 
 
-def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
+def attachment(target: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0) -> remote.Attachment:
     """The right attachment for an object: a collector, a collector of collectors, a module or what has one."""
     from .receiver import Receiver
 
@@ -170,7 +189,7 @@ def attachment(target: Any, subscribe: remote.Subscribe) -> remote.Attachment:
     if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
         return OuterAttachment(target, subscribe)
     if hasattr(target, _CALLED_POLICY):
-        return CollectorAttachment(target, subscribe)
+        return CollectorAttachment(target, subscribe, first_seconds)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
         return CopyingAttachment(target, subscribe)
     if hasattr(target, "policy") or isinstance(target, nn.Module):

@@ -5,6 +5,7 @@ So a worker, and each inner process of a Multi*Collector, is bound before its fi
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -22,11 +23,12 @@ from .collector import attachment
 class Receiver:
     """What torchrl takes for a receiving weight-sync scheme; it carries a channel's handle and a worker id.
 
+    ``first_seconds``: how long a collector's first forward waits for the trainer's first weights.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
     """
 
-    def __init__(self, handle_text: str, worker_id: int) -> None:
-        self._handle_text, self._worker_id = handle_text, worker_id
+    def __init__(self, handle_text: str, worker_id: int, first_seconds: float = 0.0) -> None:
+        self._handle_text, self._worker_id, self._first_seconds = handle_text, worker_id, first_seconds
         self._reset()
 
     def _reset(self) -> None:
@@ -86,14 +88,15 @@ class Receiver:
         """Nothing to end: the attachment ends with its collector."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_handle_text": self._handle_text, "_worker_id": self._worker_id}
+        return {name: getattr(self, name) for name in ("_handle_text", "_worker_id", "_first_seconds")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
 
     def _attach(self, collector: Any) -> None:
-        remote.attach_object(collector, self._handle_text, self._worker_id, attachment)
+        make = functools.partial(attachment, first_seconds=self._first_seconds)
+        remote.attach_object(collector, self._handle_text, self._worker_id, make)
 
 
 def _materialize(module: nn.Module) -> None:

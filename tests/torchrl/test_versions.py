@@ -16,7 +16,7 @@ import pytest
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 
-from tests.helpers import collectors
+from tests.helpers import collectors, schemes
 from tests.helpers.collectors import Background, Corridor, fill, net_policy
 from tests.helpers.trainers import Trainer
 
@@ -36,13 +36,25 @@ SETUPS: dict[str, dict[str, Any]] = {
     "Collector of a SerialEnv": {"env": serial_env, "frames": 48},
     "MultiSyncCollector": {"kind": "MultiSyncCollector", "workers": 1, "num_workers_per_collector": 2},
     "MultiAsyncCollector": {"kind": "MultiAsyncCollector", "workers": 1, "num_workers_per_collector": 2, "sync": False},
+    "RPCWeightSyncScheme": {"scheme": "rpc"},
+    "RPCWeightSyncScheme, async": {"scheme": "rpc", "sync": False},
+    "RPCWeightSyncScheme, MultiSyncCollector": {
+        **{"scheme": "rpc", "kind": "MultiSyncCollector", "workers": 1, "num_workers_per_collector": 2},
+    },
+    "SharedMemWeightSyncScheme, MultiSyncCollector": {"scheme": "shared", "kind": "MultiSyncCollector"},
+    "SharedMemWeightSyncScheme, MultiAsyncCollector": {"scheme": "shared", "kind": "MultiAsyncCollector"},
 }
 
 
-def build(world: SimpleNamespace, updater: str = "rpc", pause: float = 1e-4, **options: Any) -> None:
+def build(
+    world: SimpleNamespace, updater: str = "rpc", pause: float = 1e-4, scheme: str | None = None, **options: Any
+) -> None:
     import shmsync
 
     policy = partial(big_policy, pause=pause)
+    if scheme is not None:
+        (schemes.build_rpc if scheme == "rpc" else schemes.build_multi)(world, policy, **options)
+        return
     collectors.build(world, policy, updater=shmsync.RPCWeightUpdater(notify=updater), **options)
 
 

@@ -1,0 +1,364 @@
+"""torchrl's weight-sync schemes over shared memory, under torchrl's own class names.
+
+One object plays both parts. In the trainer it owns a channel; its pickled copies, which torchrl hands to the workers,
+carry the channel's handle and attach there. So no message is needed before the first forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torchrl.weight_update import WeightSyncScheme
+
+from ..errors import ShmSyncError
+from ..publisher import Publisher
+from ..subscriber import Subscriber
+from .receiver import Receiver
+from .report import Lag, PushReport
+from .updater import RPCWeightUpdater
+
+_PASSED_ON = ("_options", "_timeout", "strategy_str", "_strategy", "_model_id")
+
+
+class _SharedScheme(WeightSyncScheme):
+    """What both schemes have in common: a channel in the trainer, and a receiver in each worker."""
+
+    def __init__(self, strategy: str, timeout: float, options: Mapping[str, Any]) -> None:
+        super().__init__(strategy)
+        if not timeout > 0:
+            raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
+        self._timeout, self._options = timeout, dict(options)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handle_text: str | None = None
+        self._receiver: Receiver | None = None
+        self._subscriber: Subscriber | None = None  # of a model without a collector
+
+    def _handle(self) -> str:
+        """The channel's address; it is made for that if need be, before there are weights."""
+        raise NotImplementedError
+
+    # --- in the trainer
+
+    def prepare_weights(self, weights: Any, model_id: str, strategy: Any = None, context: Any = None) -> Any:
+        """The weights as they are published: the model itself where torchrl would extract a copy of its weights."""
+        return self._model() if weights is None else weights
+
+    def _model(self) -> Any:
+        model: Any = WeightSyncScheme.model.fget(self)
+        return model
+
+    def _source(self) -> Any:
+        """The weights of the trainer's model. With a policy_factory alone, the trainer builds a policy of its own from
+        it, so that all workers begin with the same weights."""
+        context, model_id = self.context, self.model_id or "policy"
+        with contextlib.suppress(AttributeError):
+            if (model := self._model()) is not None:
+                return model
+        factories = getattr(context, "policy_factory", None)
+        if model_id != "policy" or context is None or not factories:
+            return None
+        made = (factories[0] if isinstance(factories, (list, tuple)) else factories)()
+        context.policy = self.model = made
+        return made
+
+    # --- in a worker
+
+    def _init_on_receiver_impl(
+        self, model_id: str, context: Any = None, worker_idx: int | None = None, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.model_id, self._worker_idx = model_id, worker_idx
+        if self._handle_text is None:
+            raise ShmSyncError(
+                f"Expected a copy of the trainer's {type(self).__name__} in worker {worker_idx}, got one that never "
+                "was in a trainer; give the same object to the collector there"
+            )
+        self._receiver = Receiver(self._handle_text, worker_idx or 0, self._timeout)
+        _pass_to_inner_processes(context, model_id, self._receiver)
+        self._receiver.init_on_receiver(context=context, model=model)
+        self.model = model
+        if context is not None:
+            WeightSyncScheme.context.fset(self, context)
+
+    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
+        if self._receiver is None:
+            return
+        self._receiver.connect()
+        if self.context is None and isinstance(self.model, nn.Module):
+            # It may get a collector later, and moves there then.
+            self._subscriber = Subscriber(self._handle_text or "", worker_id=self._worker_idx)
+            self._subscriber.bind(self.model)
+
+    @property
+    def context(self) -> Any:
+        """The collector. In a worker, setting it attaches the collector."""
+        return self._context_ref() if self._context_ref is not None else None
+
+    @context.setter
+    def context(self, context: Any) -> None:
+        WeightSyncScheme.context.fset(self, context)
+        if self._receiver is not None and context is not None:
+            self._receiver.context = context
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let a model go that was bound without a collector."""
+        subscriber, self._subscriber = getattr(self, "_subscriber", None), None
+        if subscriber is not None:
+            subscriber.close()
+
+    def receive(self, timeout: float | None = None) -> None:
+        """Take the newest version, if that is the right moment; else the next forward does."""
+        if self._receiver is None:
+            raise ShmSyncError("Expected a scheme that was initialised in a worker (init_on_receiver)")
+        if self._subscriber is not None:
+            self._subscriber.refresh()
+        else:
+            self._receiver.receive()
+
+    def create_transport(self, **kwargs: Any) -> Any:
+        """Raises ShmSyncError: weights are in shared memory, there is nothing to carry them."""
+        raise ShmSyncError(f"{type(self).__name__} has no transports: workers map the weights")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {
+            **{name: value for name, value in state.items() if name in _PASSED_ON or name.startswith("_initialized")},
+            "_handle_text": self._handle_text if self._receiver is not None else self._handle(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        WeightSyncScheme.__init__(self, state.get("strategy_str", "tensordict"))
+        self._begin()
+        self.__dict__.update(state)
+
+    def shutdown(self) -> None:
+        """End what this object owns: in the trainer the channel, of which workers keep the weights that they have."""
+        super().shutdown()
+        self._leave()
+
+
+class RPCWeightSyncScheme(_SharedScheme):
+    """Pushes weights to RPC collectors of this machine through shared memory; torchrl's scheme of that name sends them.
+
+    ``RPCCollector(..., weight_sync_schemes={"policy": RPCWeightSyncScheme()})``, and nothing else changes. Collectors
+    inside the workers' collectors follow the trainer's channel themselves.
+
+    ``strategy``: as torchrl's, for what it extracts itself. ``timeout``: seconds that a push waits for the workers, and
+    a worker for the first weights. ``notify``, ``dtype``, ``checksum``, ``storage``, ``max_workers``: see
+    RPCWeightUpdater.
+    Contract: one copy per push; workers begin with the trainer's weights, with a ``policy_factory`` too; a worker whose
+    trainer has no weights within ``timeout`` raises WaitTimeout, naming itself, at its first forward.
+    """
+
+    def __init__(
+        self,
+        strategy: str = "tensordict",
+        *,
+        timeout: float = 60.0,
+        notify: str = "rpc",
+        dtype: torch.dtype | None = None,
+        max_workers: int = 256,
+        checksum: bool = False,
+        storage: str = "memfd",
+    ) -> None:
+        options = {"notify": notify, "dtype": dtype, "max_workers": max_workers}
+        super().__init__(strategy, timeout, {**options, "checksum": checksum, "storage": storage})
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._updater: RPCWeightUpdater | None = None
+
+    def _handle(self) -> str:
+        return str(self._pusher()._open().handle)
+
+    def _pusher(self) -> RPCWeightUpdater:
+        if self._updater is None:
+            self._updater = RPCWeightUpdater(timeout=self._timeout, **self._options)
+        return self._updater
+
+    def _init_on_sender_impl(self, *, model_id: str, context: Any, num_workers: int, **kwargs: Any) -> None:
+        if getattr(context, "collector_rrefs", None) is None:
+            raise ShmSyncError(
+                f"Expected a context with collector_rrefs, an RPCCollector, got {type(context).__qualname__}"
+            )
+        self.model_id, self.context = model_id, context
+        updater = self._pusher()
+        updater.collector_rrefs, updater._num_workers = context.collector_rrefs, num_workers
+        updater._collector_ref = self._context_ref
+
+    def _setup_connection_and_weights_on_sender_impl(
+        self, *, worker_idx: int | None = None, weights: Any = None
+    ) -> None:
+        source = self._source() if weights is None else weights
+        if source is not None:
+            self._pusher().push_weights(source)
+
+    def send(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Publish weights and await the workers' answers. ``weights``: None = the model's. ``worker_ids``: None = all.
+
+        Raises what RPCWeightUpdater.push_weights raises, and ShmSyncError before the scheme is connected.
+        """
+        if not (self.initialized_on_sender and self.synchronized_on_sender):
+            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
+        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
+        self._pusher().push_weights(prepared, worker_ids)
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 = nothing yet."""
+        return self._updater.version if self._updater is not None else 0
+
+    @property
+    def last_push(self) -> PushReport | None:
+        """What the last push did."""
+        return self._updater.last_push if self._updater is not None else None
+
+    def lag(self) -> Lag:
+        """How many versions each attached worker is behind; see RPCWeightUpdater.lag."""
+        return self._pusher().lag()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        updater, self._updater = getattr(self, "_updater", None), None
+        if updater is not None:
+            updater.close()
+
+
+class SharedMemWeightSyncScheme(_SharedScheme):
+    """Shares weights with the processes of a MultiSync- or MultiAsyncCollector through one channel.
+
+    ``MultiSyncCollector(..., weight_sync_schemes={"policy": SharedMemWeightSyncScheme()})``. Unlike with torchrl's
+    scheme of that name, the trainer's own parameters are not the shared buffer: steps are invisible until they are
+    sent, and no forward sees half of them. ``send(worker_ids=[...])`` reaches these workers and no others.
+
+    ``strategy``, ``sync``: as torchrl's; what is sent is picked up by each worker's next forward in either case.
+    ``timeout``: seconds that a worker waits for the first weights. ``dtype``, ``checksum``, ``storage``,
+    ``max_workers``: see Publisher.
+    Contract: one copy per push, whatever the number of processes.
+    """
+
+    def __init__(
+        self,
+        strategy: str = "tensordict",
+        sync: bool = True,
+        *,
+        timeout: float = 60.0,
+        dtype: torch.dtype | None = None,
+        max_workers: int = 256,
+        checksum: bool = False,
+        storage: str = "memfd",
+    ) -> None:
+        options = {"dtype": dtype, "max_subscribers": max_workers, "checksum": checksum, "storage": storage}
+        super().__init__(strategy, timeout, options)
+        self.sync = sync
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.sync = True
+        self._publisher: Publisher | None = None
+
+    def _channel(self) -> Publisher:
+        if self._publisher is None:
+            self._publisher = Publisher(name=type(self).__name__, timeout=self._timeout, **self._options)
+        return self._publisher
+
+    def _handle(self) -> str:
+        return str(self._channel().handle)
+
+    def _init_on_sender_impl(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        params_map: Mapping[int, Any] | None = None,
+        weights: Any = None,
+        model: Any = None,
+        devices: Any = None,
+        device_map_fn: Any = None,
+        num_workers: int | None = None,
+        ctx: Any = None,
+    ) -> None:
+        self.model_id = model_id or "policy"
+        if context is not None:
+            self.context = context
+        if model is not None:
+            self.model = model
+        source = weights if weights is not None else model
+        if params_map is not None:
+            self._send_each(params_map)
+        elif device_map_fn is not None:
+            self._send_each({worker: device_map_fn(worker, source) for worker in range(num_workers or 0)})
+        else:
+            source = self._source() if source is None else source
+            if source is not None:
+                self._channel().publish(source)
+
+    def _send_each(self, weights: Mapping[int, Any]) -> None:
+        """Publish each worker's own weights to it; once to all where they are the same object."""
+        different = {id(one): one for one in weights.values()}
+        if len(different) == 1:
+            self._channel().publish(next(iter(different.values())))
+            return
+        for one in different.values():
+            self._channel().publish(one, worker_ids=[worker for worker, its in weights.items() if its is one])
+
+    def _setup_connection_and_weights_on_sender_impl(
+        self, *, worker_idx: int | None = None, weights: Any = None
+    ) -> None:
+        if weights is not None:
+            self._channel().publish(weights)
+
+    def send(self, weights: Any = None, worker_ids: int | Iterable[int] | None = None) -> None:
+        """Publish weights. ``weights``: None = the model's; a dict by worker id = each its own. ``worker_ids``: None =
+        all. The workers use them from their next forward on.
+
+        Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
+        """
+        if not (self.initialized_on_sender and self.synchronized_on_sender):
+            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
+        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
+        if isinstance(prepared, Mapping) and prepared and all(isinstance(key, int) for key in prepared):
+            self._send_each(prepared)
+        else:
+            self._channel().publish(prepared, worker_ids=worker_ids)
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 = nothing yet."""
+        return self._publisher.version if self._publisher is not None else 0
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        publisher, self._publisher = getattr(self, "_publisher", None), None
+        if publisher is not None:
+            publisher.close()
+
+
+def _register() -> None:
+    """Let torchrl find them by name, where its release has names (0.14)."""
+    try:
+        from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
+    except ImportError:
+        return
+    register_weight_sync_backend("shmsync_rpc")(RPCWeightSyncScheme)
+    register_weight_sync_backend("shmsync_shared")(SharedMemWeightSyncScheme)
+
+
+_register()
+
+
+def _pass_to_inner_processes(context: Any, model_id: str, receiver: Receiver) -> None:
+    """Let a collector that is about to start processes hand them the receiver: they follow the channel themselves."""
+    if context is None or not hasattr(type(context), "_run_processes") or getattr(context, "procs", None):
+        return
+    schemes = dict(getattr(context, "_weight_sync_schemes", None) or {})
+    schemes[model_id] = receiver
+    context._weight_sync_schemes = schemes
+    if isinstance(getattr(context, "policy", None), nn.Module) and not hasattr(context, "policy_weights"):
+        context.policy_weights = None

@@ -1,0 +1,174 @@
+"""torchrl's own class names for weight synchronisation, `weight_sync_schemes=`: right from the first batch on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torchrl.collectors
+from torch import nn
+from torchrl.weight_update import WeightSyncScheme
+
+import shmsync
+from shmsync import ShmSyncError
+from tests.helpers.collectors import Corridor, collect, collect_from_each, fill, net_policy
+from tests.helpers.schemes import build_multi, build_rpc
+from tests.helpers.trainers import Trainer
+
+Start = Callable[..., Trainer]
+zeros = partial(net_policy, value=0.0)
+KINDS = ("Collector", "MultiSyncCollector", "MultiAsyncCollector")
+
+
+def push(world: SimpleNamespace, value: float, worker_ids: Any = None) -> int:
+    fill(world.policy, value)
+    world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
+    return world.scheme.version
+
+
+def push_nothing(world: SimpleNamespace, value: float) -> int:
+    fill(world.policy, value)
+    world.collector.update_policy_weights_()
+    return world.scheme.version
+
+
+def step_without_a_push(world: SimpleNamespace, value: float) -> None:
+    fill(world.policy, value)
+
+
+def last_push(world: SimpleNamespace) -> dict[int, int | None]:
+    return {worker: report.in_use for worker, report in world.scheme.last_push.workers.items()}
+
+
+def end(world: SimpleNamespace) -> None:
+    world.collector.shutdown()
+    world.scheme.shutdown()
+    world.scheme.shutdown()
+
+
+def collect_until(world: SimpleNamespace, version: int, most: int = 40) -> SimpleNamespace:
+    """The first batch that is all of a version: some were begun, or waited in a queue, before it was pushed."""
+    for _ in range(most):
+        seen = collect(world)
+        if seen.versions == [version]:
+            return seen
+    raise AssertionError(f"no batch of version {version} among {most}, the last was of {seen.versions}")
+
+
+def newest_of_each(world: SimpleNamespace, workers: int) -> dict[int, float]:
+    """The last action of each process, after each has begun at least two more batches."""
+    found = collect_from_each(world, workers, 3)
+    return {process: batches[-1].actions[-1] for process, batches in found.items()}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rpc_collectors_of_every_kind(start: Start, kind: str, sync: bool) -> None:
+    """Mutants: attach at the first push only (the first batch is the worker's own); pass nothing to inner processes."""
+    trainer = start(build=build_rpc, kind=kind, sync=sync)
+    first = trainer.do(collect)
+    assert (first.actions, first.versions) == ([7.0], [1])
+    assert trainer.do(push, 8.0) == 2
+    assert trainer.do(collect_until, 2).actions == [8.0]
+    trainer.do(step_without_a_push, 9.0)
+    assert trainer.do(collect, 2).actions == [8.0]
+    assert trainer.do(push_nothing, 9.0) == 3
+    assert trainer.do(collect_until, 3).actions == [9.0]
+    trainer.do(end)
+
+
+@pytest.mark.parametrize("with_policy", [True, False])
+def test_factory_workers_begin_with_the_trainers_weights(start: Start, with_policy: bool) -> None:
+    """Of the trainer's policy, or of the one that the trainer's factory makes. Mutant: publish nothing at connect()."""
+    factory = zeros if with_policy else partial(net_policy, value=3.0)
+    trainer = start(build=build_rpc, factory=factory, with_policy=with_policy)
+    first = trainer.do(collect)
+    assert (first.actions, first.versions) == ([7.0 if with_policy else 3.0], [1])
+
+
+def test_a_subset_of_rpc_workers(start: Start) -> None:
+    trainer = start(build=build_rpc)
+    trainer.do(push, 8.0, [1])
+    assert trainer.do(last_push) == {1: 2}
+    assert trainer.do(collect).actions == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("factory", [None, zeros])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_collectors_with_processes(start: Start, kind: str, factory: Any) -> None:
+    trainer = start(build=build_multi, kind=kind, factory=factory)
+    first = trainer.do(collect)
+    value = 7.0 if factory is None else 0.0
+    assert (first.actions, first.versions) == ([value], [1])
+    assert trainer.do(push, 8.0) == 2
+    assert trainer.do(collect_until, 2).actions == [8.0]
+    trainer.do(step_without_a_push, 9.0)
+    assert trainer.do(collect, 2).actions == [8.0]
+    assert trainer.do(push, 10.0, [1]) == 3
+    assert set(trainer.do(newest_of_each, 2).values()) == {8.0, 10.0}
+    trainer.do(end)
+
+
+def test_a_first_forward_without_a_trainer_is_bounded_and_names_the_worker() -> None:
+    """Where torchrl's waits for ever."""
+    scheme = shmsync.RPCWeightSyncScheme(timeout=0.3)
+    copy = pickle.loads(pickle.dumps(scheme))
+    collector = torchrl.collectors.Collector(
+        Corridor,
+        net_policy(),
+        frames_per_batch=10,
+        total_frames=100,
+        weight_recv_schemes={"policy": copy},
+        worker_idx=3,
+        auto_register_policy_transforms=False,
+    )
+    try:
+        with pytest.raises(shmsync.WaitTimeout, match=r"Worker 3 .*within 0\.3 s"):
+            collector.next()
+    finally:
+        collector.shutdown()
+        scheme.shutdown()
+
+
+def test_they_are_torchrls_schemes() -> None:
+    for kind in (shmsync.RPCWeightSyncScheme, shmsync.SharedMemWeightSyncScheme):
+        assert issubclass(kind, WeightSyncScheme)
+        scheme = kind()
+        assert len(pickle.dumps(scheme)) < 1500
+        with pytest.raises(ShmSyncError, match="connected"):
+            scheme.send(nn.Linear(1, 1))
+        with pytest.raises(ShmSyncError, match="no transports"):
+            scheme.create_transport()
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("name", ["shmsync_rpc", "shmsync_shared"])
+def test_torchrl_finds_them_by_name(name: str) -> None:
+    scheme = WeightSyncScheme.from_backend(name, timeout=5.0)
+    assert type(scheme).__module__ == "shmsync.torchrl.schemes"
+    scheme.shutdown()
+
+
+def test_plain_processes_models_and_maps() -> None:
+    """Without a collector: weights for each worker, and a model in this process as its receiver."""
+    scheme = shmsync.SharedMemWeightSyncScheme()
+    weights = {worker: {"weight": torch.full((1, 1), float(worker)), "bias": torch.zeros(1)} for worker in range(2)}
+    scheme.init_on_sender(params_map=weights)
+    models = [nn.Linear(1, 1) for _ in range(2)]
+    receivers = [pickle.loads(pickle.dumps(scheme)) for _ in models]
+    scheme.connect()
+    for worker, (model, receiver) in enumerate(zip(models, receivers, strict=True)):
+        receiver.init_on_receiver(model_id="policy", model=model, worker_idx=worker)
+        receiver.connect(worker_idx=worker)
+        assert model.weight.item() == worker
+    scheme.send({worker: {**its, "weight": its["weight"] + 5} for worker, its in weights.items()})
+    for receiver in receivers:
+        receiver.receive()
+    assert [model.weight.item() for model in models] == [5.0, 6.0]
+    for one in (*receivers, scheme):
+        one.shutdown()
