@@ -56,14 +56,23 @@ class CollectorAttachment(remote.Following):
     a forward, a notification switches at once.
 
     ``first_seconds``: how long the first forward waits for the trainer's first weights; 0 = it runs on its own.
+    ``names``: of several models that follow the channel together; they switch where the policy is called, and nowhere
+    else in a rollout, so that a step sees one version of all of them.
     """
 
-    def __init__(self, collector: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        collector: Any,
+        subscribe: remote.Subscribe,
+        first_seconds: float = 0.0,
+        names: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(collector, subscribe())
         self._running, self._first_seconds = 0, first_seconds
         policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
         graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
-        self._binding = Binding(self._subscriber, {"": policy}, wrap=False, steady=graphs)
+        models = {name: _model(collector, name) for name in names} if names else {"": policy}
+        self._binding = Binding(self._subscriber, models, wrap=False, steady=graphs)
         self._binding.at_entry(self._stamp)
         self._own = _bare(collector._wrapped_policy)
         self._proxy = PolicyProxy(self._binding, self._own, self._await_first if first_seconds else None)
@@ -125,6 +134,19 @@ class CollectorAttachment(remote.Following):
         return shutdown(*args, **kwargs)
 
 
+def _model(collector: Any, name: str) -> nn.Module:
+    """One of several models of a collector, by torchrl's path."""
+    from torchrl.weight_update.utils import _resolve_model
+
+    model = _resolve_model(collector, name)
+    if not isinstance(model, nn.Module):
+        raise BindingError(
+            f"Expected an nn.Module as model {name!r} of this {type(collector).__qualname__}, got "
+            f"{type(model).__qualname__}"
+        )
+    return model
+
+
 def _bare(called: Any) -> Any:
     """What an earlier attachment has wrapped, or `called` itself."""
     if isinstance(called, PolicyProxy):
@@ -181,7 +203,9 @@ class CopyingAttachment:
         self._subscriber.close()
 
 
-def attachment(target: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0) -> remote.Attachment:
+def attachment(
+    target: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0, names: tuple[str, ...] = ()
+) -> remote.Attachment:
     """The right attachment for an object: a collector, a collector of collectors, a module or what has one."""
     from .receiver import Receiver
 
@@ -189,7 +213,7 @@ def attachment(target: Any, subscribe: remote.Subscribe, first_seconds: float = 
     if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
         return OuterAttachment(target, subscribe)
     if hasattr(target, _CALLED_POLICY):
-        return CollectorAttachment(target, subscribe, first_seconds)
+        return CollectorAttachment(target, subscribe, first_seconds, names)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
         return CopyingAttachment(target, subscribe)
     if hasattr(target, "policy") or isinstance(target, nn.Module):

@@ -19,16 +19,27 @@ from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
 
+_STATE = ("_handle_text", "_worker_id", "_first_seconds", "_name", "_names")
+
 
 class Receiver:
     """What torchrl takes for a receiving weight-sync scheme; it carries a channel's handle and a worker id.
 
-    ``first_seconds``: how long a collector's first forward waits for the trainer's first weights.
+    ``first_seconds``: how long a collector's first forward waits for the trainer's first weights. ``names``: of all
+    models of the channel, as torchrl has them, where there are several; ``name``: of the one that this stands for.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
     """
 
-    def __init__(self, handle_text: str, worker_id: int, first_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        handle_text: str,
+        worker_id: int,
+        first_seconds: float = 0.0,
+        name: str = "",
+        names: tuple[str, ...] = (),
+    ) -> None:
         self._handle_text, self._worker_id, self._first_seconds = handle_text, worker_id, first_seconds
+        self._name, self._names = name, names
         self._reset()
 
     def _reset(self) -> None:
@@ -66,7 +77,7 @@ class Receiver:
             # Collectors run the policy once in their constructor, before they can be attached.
             _materialize(self.model)
             with Subscriber(Handle.parse(self._handle_text), worker_id=self._worker_id) as subscriber:
-                subscriber.bind(self.model, mode="copy").unbind()
+                subscriber.bind({self._name: self.model} if self._names else self.model, mode="copy").unbind()
         self.synchronized_on_receiver = True
 
     def prepare_weights(self, weights: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -88,14 +99,14 @@ class Receiver:
         """Nothing to end: the attachment ends with its collector."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_handle_text", "_worker_id", "_first_seconds")}
+        return {name: getattr(self, name) for name in _STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
 
     def _attach(self, collector: Any) -> None:
-        make = functools.partial(attachment, first_seconds=self._first_seconds)
+        make = functools.partial(attachment, first_seconds=self._first_seconds, names=self._names)
         remote.attach_object(collector, self._handle_text, self._worker_id, make)
 
 

@@ -19,9 +19,10 @@ from ..publisher import Publisher
 from ..subscriber import Subscriber
 from .receiver import Receiver
 from .report import Lag, PushReport
+from .together import Together
 from .updater import RPCWeightUpdater
 
-_PASSED_ON = ("_options", "_timeout", "strategy_str", "_strategy", "_model_id")
+_PASSED_ON = ("_options", "_timeout", "strategy_str", "_strategy", "_model_id", "_together")
 
 
 class _SharedScheme(WeightSyncScheme):
@@ -32,7 +33,48 @@ class _SharedScheme(WeightSyncScheme):
         if not timeout > 0:
             raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
         self._timeout, self._options = timeout, dict(options)
+        self._together: Together | None = None
         self._begin()
+
+    @classmethod
+    def together(cls, *model_ids: str, **options: Any) -> dict[str, Any]:
+        """Schemes for several models that change together, under one version: what ``weight_sync_schemes=`` takes.
+
+        ``model_ids``: as torchrl has them, "policy" or the path of an attribute of the collector ("env.value_net").
+        ``options``: of the class. One update of several of them (``weights_dict=``) is one push; one of a single model
+        leaves the others as they are.
+        """
+        together = Together(model_ids)
+        schemes = {name: cls(**options) for name in model_ids}
+        together.owner = next(iter(schemes.values()))
+        for scheme in schemes.values():
+            scheme._together = together
+        return schemes
+
+    def _owner(self) -> Any:
+        """The scheme that has the channel."""
+        return self._together.owner if self._together is not None else self
+
+    def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
+        raise NotImplementedError
+
+    def _push_first(self, source: Any) -> None:
+        """Publish a model's weights to begin with; with others together, when those of all are known."""
+        if self._together is not None:
+            source = self._together.add_source(self.model_id or "policy", source)
+        if source is not None:
+            self._push(source, None, False)
+
+    def _push_next(self, weights: Any, worker_ids: Any) -> None:
+        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
+        if self._together is not None:
+            self._together.send(self.model_id or "policy", prepared, worker_ids, self._push)
+        else:
+            self._push(prepared, worker_ids, False)
+
+    def _check_connected(self) -> None:
+        if not (self.initialized_on_sender and self.synchronized_on_sender):
+            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
 
     def _begin(self) -> None:
         self._handle_text: str | None = None
@@ -78,7 +120,8 @@ class _SharedScheme(WeightSyncScheme):
                 f"Expected a copy of the trainer's {type(self).__name__} in worker {worker_idx}, got one that never "
                 "was in a trainer; give the same object to the collector there"
             )
-        self._receiver = Receiver(self._handle_text, worker_idx or 0, self._timeout)
+        names = self._together.names if self._together is not None else ()
+        self._receiver = Receiver(self._handle_text, worker_idx or 0, self._timeout, model_id if names else "", names)
         _pass_to_inner_processes(context, model_id, self._receiver)
         self._receiver.init_on_receiver(context=context, model=model)
         self.model = model
@@ -91,8 +134,18 @@ class _SharedScheme(WeightSyncScheme):
         self._receiver.connect()
         if self.context is None and isinstance(self.model, nn.Module):
             # It may get a collector later, and moves there then.
-            self._subscriber = Subscriber(self._handle_text or "", worker_id=self._worker_idx)
-            self._subscriber.bind(self.model)
+            self._bind(self.model)
+
+    def _bind(self, model: nn.Module) -> None:
+        """Let a model follow the channel; with others together, when all of them are there."""
+        models: Any = model
+        if self._together is not None:
+            models = self._together.models
+            models[self.model_id or "policy"] = model
+            if len(models) < len(self._together.names):
+                return
+        self._subscriber = Subscriber(self._handle_text or "", worker_id=self._worker_idx)
+        self._subscriber.bind(models)
 
     @property
     def context(self) -> Any:
@@ -134,6 +187,7 @@ class _SharedScheme(WeightSyncScheme):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         WeightSyncScheme.__init__(self, state.get("strategy_str", "tensordict"))
+        self._together = None
         self._begin()
         self.__dict__.update(state)
 
@@ -178,9 +232,13 @@ class RPCWeightSyncScheme(_SharedScheme):
         return str(self._pusher()._open().handle)
 
     def _pusher(self) -> RPCWeightUpdater:
-        if self._updater is None:
-            self._updater = RPCWeightUpdater(timeout=self._timeout, **self._options)
-        return self._updater
+        owner: RPCWeightSyncScheme = self._owner()
+        if owner._updater is None:
+            owner._updater = RPCWeightUpdater(timeout=self._timeout, **self._options)
+        return owner._updater
+
+    def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
+        self._pusher().push_weights(weights, worker_ids, partial=partial)
 
     def _init_on_sender_impl(self, *, model_id: str, context: Any, num_workers: int, **kwargs: Any) -> None:
         if getattr(context, "collector_rrefs", None) is None:
@@ -191,33 +249,35 @@ class RPCWeightSyncScheme(_SharedScheme):
         updater = self._pusher()
         updater.collector_rrefs, updater._num_workers = context.collector_rrefs, num_workers
         updater._collector_ref = self._context_ref
+        if self._together is not None:
+            self._together.watch(context, self._push)
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any = None
     ) -> None:
         source = self._source() if weights is None else weights
         if source is not None:
-            self._pusher().push_weights(source)
+            self._push_first(source)
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Publish weights and await the workers' answers. ``weights``: None = the model's. ``worker_ids``: None = all.
 
         Raises what RPCWeightUpdater.push_weights raises, and ShmSyncError before the scheme is connected.
         """
-        if not (self.initialized_on_sender and self.synchronized_on_sender):
-            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
-        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
-        self._pusher().push_weights(prepared, worker_ids)
+        self._check_connected()
+        self._push_next(weights, worker_ids)
 
     @property
     def version(self) -> int:
         """The newest published version; 0 = nothing yet."""
-        return self._updater.version if self._updater is not None else 0
+        updater = self._owner()._updater
+        return updater.version if updater is not None else 0
 
     @property
     def last_push(self) -> PushReport | None:
         """What the last push did."""
-        return self._updater.last_push if self._updater is not None else None
+        updater = self._owner()._updater
+        return updater.last_push if updater is not None else None
 
     def lag(self) -> Lag:
         """How many versions each attached worker is behind; see RPCWeightUpdater.lag."""
@@ -264,9 +324,13 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         self._publisher: Publisher | None = None
 
     def _channel(self) -> Publisher:
-        if self._publisher is None:
-            self._publisher = Publisher(name=type(self).__name__, timeout=self._timeout, **self._options)
-        return self._publisher
+        owner: SharedMemWeightSyncScheme = self._owner()
+        if owner._publisher is None:
+            owner._publisher = Publisher(name=type(self).__name__, timeout=self._timeout, **self._options)
+        return owner._publisher
+
+    def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
+        self._channel().publish(weights, worker_ids=worker_ids, partial=partial)
 
     def _handle(self) -> str:
         return str(self._channel().handle)
@@ -297,7 +361,9 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         else:
             source = self._source() if source is None else source
             if source is not None:
-                self._channel().publish(source)
+                self._push_first(source)
+        if self._together is not None and context is not None:
+            self._together.watch(context, self._push)
 
     def _send_each(self, weights: Mapping[int, Any]) -> None:
         """Publish each worker's own weights to it; once to all where they are the same object."""
@@ -320,18 +386,17 @@ class SharedMemWeightSyncScheme(_SharedScheme):
 
         Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
-        if not (self.initialized_on_sender and self.synchronized_on_sender):
-            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
-        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
-        if isinstance(prepared, Mapping) and prepared and all(isinstance(key, int) for key in prepared):
-            self._send_each(prepared)
+        self._check_connected()
+        if isinstance(weights, Mapping) and weights and all(isinstance(key, int) for key in weights):
+            self._send_each(weights)
         else:
-            self._channel().publish(prepared, worker_ids=worker_ids)
+            self._push_next(weights, worker_ids)
 
     @property
     def version(self) -> int:
         """The newest published version; 0 = nothing yet."""
-        return self._publisher.version if self._publisher is not None else 0
+        publisher = self._owner()._publisher
+        return publisher.version if publisher is not None else 0
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report"},
+    {"torchrl.base", "torchrl.report", "torchrl.together"},
     {"torchrl.collector", "torchrl.receiver"},
     {"torchrl.messenger"},
     {"torchrl.updater", "torchrl.schemes"},
