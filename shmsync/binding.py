@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from .gate import Gate
 from .layout import Layout
 from .outputs import Aliases, privatize
 from .streams import ReaderStreams
-from .subscriber import Subscriber
+from .subscriber import BRING_SECONDS, Subscriber
 from .targets import MODES, Targets, View
 
 # By id, since modules need not be hashable or comparable (TensorDictParams compares by element). Weak on both sides: a
@@ -73,9 +74,9 @@ class Binding:
                 _put_gate(self, module)
         subscriber.wish()
         self._gate.try_switch()
-        if not self._bound.word and subscriber._absent:
-            subscriber.await_bytes()  # the first forward should be on what is published already
-            self._gate.try_switch()
+        deadline = time.monotonic() + BRING_SECONDS
+        while not self._bound.word and subscriber.awaits_bytes() and time.monotonic() < deadline:
+            self._gate.try_switch()  # the first forward should be on what is published already
 
     @property
     def mode(self) -> str:
@@ -117,6 +118,8 @@ class Binding:
             except BaseException:  # as in `call`
                 self._gate.leave(depth)
                 raise
+            if not depth:
+                self._subscriber.sweep_left()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a forward through the gate."""
@@ -144,8 +147,8 @@ class Binding:
             # What is queued now becomes part of a graph: a switch must not, and nothing in it may wait for what is not.
             return self._gate.enter(follow=False)
         outermost = self._gate.enter()
-        if outermost and self._streams is not None:
-            self._streams.entered()
+        if self._streams is not None:
+            self._streams.entered()  # a nested one too: it may be on another stream
         return outermost
 
     def inside(self) -> bool:
@@ -190,25 +193,27 @@ class Binding:
     def _let_go(self) -> None:
         if not self._open:
             return
+        self._leave_slot()  # it may fail, for want of memory: then it is bound as before
         self._open = False
         for module in self._models.values():
             if binding_of(module) is self:
                 del _bindings[id(module)]
             _take_gate(self, module)
-        self._leave_slot()
         if self in self._subscriber._bindings:
             self._subscriber._bindings.remove(self)
 
     def _leave_slot(self) -> None:
         streams = self._streams
-        if self._targets is not None and self._bound.word:
+        try:
+            if self._targets is not None and self._bound.word:
+                if streams is not None:
+                    streams.before_copying(streams.taken())
+                self._targets.detach()
+        finally:
             if streams is not None:
-                streams.before_copying(streams.taken())
-            self._targets.detach()
-        if streams is not None:
-            streams.copied()
-            for event in streams.taken():
-                event.synchronize()  # then nothing reads the slot any more
+                streams.copied()
+        for event in streams.taken() if streams is not None else ():
+            event.synchronize()  # then nothing reads the slot any more
         self._aliases = Aliases()
         self._subscriber.release(self._bound)
         self._subscriber.wish()
@@ -247,6 +252,8 @@ class Binding:
     def _point(self, views: Mapping[int, View]) -> list[device.Event]:
         """Point the modules there. When the events have come, nothing reads any more where they were before."""
         assert self._targets is not None
+        self._targets.follow()
+        self._look_after_streams()
         streams = self._streams
         if streams is None:
             self._aliases = self._targets.point(views)
@@ -263,9 +270,15 @@ class Binding:
         layout = self._subscriber.layout
         assert layout is not None
         self._targets = Targets(layout, self._models, self._asked, self._steady)
-        devices = [memory for memory in self._targets.memories if memory >= 0]
-        self._streams = ReaderStreams(devices) if devices else None
+        self._look_after_streams()
         self._subscriber.wish()
+
+    def _look_after_streams(self) -> None:
+        """From when on the modules are on a device, what their forwards queue there counts."""
+        devices = [memory for memory in self.memories if memory >= 0]
+        if devices:
+            self._streams = self._streams or ReaderStreams()
+            self._streams.add(devices)
 
     @property
     def memories(self) -> frozenset[int]:

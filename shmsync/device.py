@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import DeviceError
+from .errors import DeviceError, ShmSyncError
 from .layout import Layout, Leaf
 
 try:
@@ -75,9 +75,16 @@ class Torch:
             group = groups.setdefault((destination.dtype, source.dtype), ([], []))
             group[0].append(destination)
             group[1].append(source)
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):
+        with torch.no_grad(), self.current(index), self._on(index, stream):
             for into, out_of in groups.values():
                 torch._foreach_copy_(into, out_of)
+
+    def _on(self, index: int, stream: int) -> AbstractContextManager[Any]:
+        """A block on a stream; none is needed for the current one. torch makes another stream of the handle 0, which is
+        that of its default stream."""
+        if self.stream(index) == stream:
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index))
 
     def clone(self, tensor: Tensor) -> Tensor:
         """The same values in memory of torch's own, on the same device."""
@@ -141,14 +148,14 @@ def index_of(uuid: bytes) -> int | None:
 
 @contextmanager
 def attempt(index: int | None = None) -> Iterator[None]:
-    """A block in which the runtime's errors become DeviceError, with that device current, if one is given."""
+    """A block in which the runtime's and torch's errors become DeviceError, with a device current if one is given."""
     try:
         with nullcontext() if index is None else torch_side.current(index):
             yield
-    except RuntimeError as error:
-        if runtime is not None and isinstance(error, runtime.CudaError):
-            raise DeviceError(str(error), getattr(error, "name", "")) from error
+    except ShmSyncError:
         raise
+    except RuntimeError as error:  # of torch too: out of memory, a context that did not outlive a fork
+        raise DeviceError(str(error), getattr(error, "name", type(error).__name__)) from error
 
 
 def give_back(pid: int, function: Callable[..., None], index: int, *args: Any) -> None:

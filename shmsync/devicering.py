@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import device, segment, wire
 from .errors import DeviceError
+from .layout import align
 from .leases import Locks
 from .ringtable import Entry, RingSlots
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shmsync")
 _NOTHING = Entry(0, False, b"")
+_BLOCK_NBYTES = 2 << 20
 # This process's own memory, by the channel's nonce, the ring and the memory's number there: what subscribers in it use.
 # An address in shared bytes would have to be believed.
 _local: weakref.WeakValueDictionary[tuple[bytes, int, int], device.Memory] = weakref.WeakValueDictionary()
@@ -42,7 +45,7 @@ class DeviceRing:
         self._head, self._locks, self._stream = head, locks, stream
         self._words = RingSlots(top, head, number)
         self._slots: dict[int, tuple[device.Memory, list[Tensor]]] = {}
-        self._made = 0
+        self._made, self._warned = 0, False
         self.wanted = True
         self.synced: set[int] = set()
 
@@ -51,12 +54,23 @@ class DeviceRing:
         if slot in self._slots:
             self._words.retire(slot, False)
             return
-        memory = device.Memory(self.memory, max(self._head.layout.slot_nbytes, 1))
+        # In whole blocks of the runtime's: another process would be shown what else is in its part of one.
+        memory = device.Memory(self.memory, align(max(self._head.layout.slot_nbytes, 1), _BLOCK_NBYTES))
         self._made += 1
-        entry = Entry(self._made, False, _exported(memory))
+        entry = Entry(self._made, False, self._exported(memory))
         _local[self._head.nonce, self.number, self._made] = memory
         self._slots[slot] = memory, device.views(memory.address, self.memory, self._head.layout, memory)
         self._words.describe(slot, entry)
+
+    def _exported(self, memory: device.Memory) -> bytes:
+        """Nothing, where other processes can't open it: in the publisher's own it is used as it is."""
+        try:
+            return memory.exported()
+        except DeviceError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("Device memory can't be shared: %s. Other processes copy from the host", str(error))
+            return b""
 
     def address(self, slot: int) -> int:
         """Where the slot's bytes begin, for this process."""
@@ -113,11 +127,13 @@ class DeviceRing:
 
     def nbytes(self) -> int:
         """The bytes that are allocated."""
-        return sum(memory.nbytes for memory, _ in self._slots.values())
+        return sum(memory.nbytes for memory, _ in list(self._slots.values()))
 
     def close(self, reopen: Any) -> None:
         """Free everything that is not mapped; the rest is parked. ``reopen()``: another description of the locks."""
         for slot, (memory, _) in self._slots.items():
+            self._words.store_version(slot, 0)
+            self._words.describe(slot, _NOTHING)
             if self._locks.try_free(self.number, slot):
                 memory.free()
             else:
@@ -125,31 +141,26 @@ class DeviceRing:
         self._slots.clear()
 
 
-def _exported(memory: device.Memory) -> bytes:
-    """Nothing, where other processes can't open it: in the publisher's own it is used as it is."""
-    try:
-        return memory.exported()
-    except DeviceError as error:
-        _log.warning("Device memory can't be shared with other processes: %s. They copy from the host", str(error))
-        return b""
-
-
 # Memory of channels that are closed, which a subscriber still has mapped: freed when it has let go.
 _parked: list[tuple[Locks, int, int, device.Memory]] = []
+_parked_lock = threading.RLock()
 
 
 def sweep_parked() -> None:
     """Free what closed channels have left and nobody has mapped any more."""
-    for parked in list(_parked):
-        locks, ring, slot, memory = parked
-        if locks.try_free(ring, slot):
-            _parked.remove(parked)
-            memory.free()
-            locks.close()
+    with _parked_lock:
+        for parked in list(_parked):
+            locks, ring, slot, memory = parked
+            if locks.try_free(ring, slot):
+                _parked.remove(parked)
+                memory.free()
+                locks.close()
 
 
 def _in_child() -> None:
     """The parent's memory and locks are the parent's."""
+    global _parked_lock
+    _parked_lock = threading.RLock()
     for locks, _, _, _ in _parked:
         locks.close()
     _parked.clear()

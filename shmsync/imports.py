@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +18,11 @@ from .handle import Handle
 from .leases import Locks
 from .mapped import MappedData
 from .ringtable import Entry, RingSlots, RingTable
+
+# All that is mapped in this process, by the channel's nonce, the ring, the memory's number there and the device.
+_owners: weakref.WeakValueDictionary[tuple[bytes, int, int, int], _Held | device.Opened] = weakref.WeakValueDictionary()
+_owners_lock = threading.RLock()
+_open_locks: weakref.WeakSet[Locks] = weakref.WeakSet()
 
 
 class View(NamedTuple):
@@ -53,9 +60,8 @@ class Imports:
         self._data, self._handle, self._locks = data, handle, locks
         self._table = RingTable(data.top)
         self._rings: dict[int, tuple[int, RingSlots]] = {}
-        self._mapped: dict[tuple[int, int], tuple[int, View]] = {}
+        self._mapped: dict[tuple[int, int], tuple[int, View, RingSlots]] = {}
         self._refused: set[int] = set()
-        self._open: weakref.WeakSet[Locks] = weakref.WeakSet()
 
     def possible(self, index: int) -> bool:
         """Whether slots on a device can be mapped at all, as far as is known."""
@@ -82,8 +88,7 @@ class Imports:
 
     def unmap_retired(self, leased: set[int]) -> None:
         """Let go of slots that the publisher wants to have back, and nobody here uses."""
-        for (number, slot), (memory, _) in list(self._mapped.items()):
-            words = next(words for ring, words in self._rings.values() if ring == number)
+        for (number, slot), (memory, _, words) in list(self._mapped.items()):
             entry = words.entry(slot)
             if slot not in leased and (entry.retired or entry.memory != memory):
                 del self._mapped[number, slot]
@@ -98,9 +103,8 @@ class Imports:
         return len(self._mapped)
 
     def abandon(self) -> None:
-        """In a forked child: the mappings and the locks are the parent's."""
-        for locks in self._open:
-            locks.close()
+        """In a forked child: the mappings are the parent's."""
+        self._mapped.clear()
         self._refused.update(index for index in self._rings)
         self._rings.clear()
 
@@ -114,27 +118,35 @@ class Imports:
         return ring
 
     def _map(self, index: int, number: int, words: RingSlots, slot: int) -> View | None:
-        locks = self._locks()
-        self._open.add(locks)
-        try:
-            if not locks.try_mapping(number, slot):
-                locks.close()
-                return None  # the publisher is about to free it: the channel ends
-            entry = words.entry(slot)
-            if not entry.memory:
-                locks.close()
-                return None
-            owner = self._owner(index, number, entry, locks.close)
-        except BaseException:
-            locks.close()
-            raise
+        owner, memory = self._owner(index, number, words, slot)
+        if owner is None:
+            return None
         layout = self._data.head.layout
         tensors = device.views(owner.address, index, layout, owner)
         view = View(tensors, list(map(Tensor.data_ptr, tensors)), (owner.address, owner.address + layout.slot_nbytes))
-        self._mapped[number, slot] = entry.memory, view
+        self._mapped[number, slot] = memory, view, words
         return view
 
-    def _owner(self, index: int, number: int, entry: Entry, then: Callable[[], None]) -> _Held | device.Opened:
+    def _owner(self, index: int, number: int, words: RingSlots, slot: int) -> tuple[_Held | device.Opened | None, int]:
+        """What keeps a slot's memory mapped, and the memory's number; None if the publisher is about to free it.
+
+        There is one for all subscribers of a process, and as long as any tensor over it lives: a handle may not be
+        opened twice.
+        """
+        locks = self._locks()
+        with _owners_lock, ExitStack() as undo:
+            undo.callback(locks.close)
+            if not locks.try_mapping(number, slot) or not (entry := words.entry(slot)).memory:
+                return None, 0
+            key = self._data.head.nonce, number, entry.memory, index
+            owner = _owners.get(key)
+            if owner is None:
+                owner = _owners[key] = self._open_memory(index, number, entry, locks.close)
+                _open_locks.add(locks)
+                undo.pop_all()
+            return owner, entry.memory
+
+    def _open_memory(self, index: int, number: int, entry: Entry, then: Callable[[], None]) -> _Held | device.Opened:
         memory = devicering.local(self._data.head.nonce, number, entry.memory)
         if memory is not None:
             return _Held(index, memory, then)
@@ -152,3 +164,15 @@ class Imports:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _in_child() -> None:
+    """A child that kept them would keep the parent's memory from being freed."""
+    global _owners_lock
+    _owners_lock = threading.RLock()
+    for locks in list(_open_locks):
+        locks.close()
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from . import forks
@@ -11,6 +12,7 @@ from .handle import Handle
 if TYPE_CHECKING:
     from .subscriber import Subscriber
 
+_LOOKS, _PAUSE_SECONDS = 50, 0.002
 # What a subscriber has of a channel, but for `_end`, which belongs to the object.
 _OF_A_CHANNEL = (
     *("handle", "_head", "_ctl", "_line", "_data_word", "_data", "bell"),
@@ -29,8 +31,7 @@ def move(subscriber: Subscriber, handle: Handle) -> None:
     if any(binding.inside() for binding in subscriber._bindings):
         raise ShmSyncError("Expected no forward and no hold() of this thread to go on; reattach after it")
     subscriber.let_pass(wait=True)
-    with subscriber._locked():
-        _check_leases(subscriber, sum(bool(binding.version) for binding in subscriber._bindings))
+    _check_leases_before(subscriber)
     other = _opened(subscriber, handle)
     subscriber._moving = True
     try:
@@ -81,9 +82,24 @@ def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
         bell.stir()  # a listener goes over to the other one
 
 
+def _check_leases_before(subscriber: Subscriber) -> None:
+    """The same while the bindings hold theirs. In the middle of a switch one has two: so look more than once."""
+    for _ in range(_LOOKS):
+        with subscriber._locked():
+            if _held(subscriber) <= sum(bool(binding.version) for binding in subscriber._bindings):
+                return
+        time.sleep(_PAUSE_SECONDS)
+    with subscriber._locked():
+        _check_leases(subscriber, sum(bool(binding.version) for binding in subscriber._bindings))
+
+
+def _held(subscriber: Subscriber) -> int:
+    return sum(subscriber._data.holder.counts.values()) if subscriber._data is not None else 0
+
+
 def _check_leases(subscriber: Subscriber, of_bindings: int = 0) -> None:
     """A lease belongs to the channel that it was taken on, and ends there."""
-    held = sum(subscriber._data.holder.counts.values()) - of_bindings if subscriber._data is not None else 0
+    held = _held(subscriber) - of_bindings
     if held > 0:
         raise ShmSyncError(
             f"Subscriber {subscriber.name!r} holds {held} lease(s); end them before it goes to another channel"

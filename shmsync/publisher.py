@@ -163,7 +163,7 @@ class Publisher:
             if rest is None:
                 self._mutex.release()
             else:
-                threading.Thread(target=self._finish, args=(rest,), name="shmsync-publish", daemon=True).start()
+                self._finish_later(rest)
         seconds = time.perf_counter() - begin
         if _log.isEnabledFor(logging.DEBUG):
             to = "everybody" if worker_ids is None else f"workers {[row - 1 for row in rows]}"
@@ -200,6 +200,12 @@ class Publisher:
         if store.rings is not None and not self._serving:
             self._serving = serve(self._control.calls, self._bring)
         return published
+
+    def _finish_later(self, rest: Callable[[], int]) -> None:
+        try:
+            threading.Thread(target=self._finish, args=(rest,), name="shmsync-publish", daemon=True).start()
+        except RuntimeError:  # there can't be another thread
+            self._finish(rest)
 
     def _finish(self, rest: Callable[[], int]) -> None:
         """What is left of a publish that did not wait; its mutex is this thread's now."""

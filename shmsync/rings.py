@@ -55,6 +55,7 @@ class Rings:
         self._devices: dict[bytes, DeviceRing] = {}
         self._said: set[bytes] = set()
         self._reached: set[tuple[int, int]] = set()
+        self._crowded: set[int] = set()
         self._streams: dict[int, device.Stream] = {}
         self._areas: dict[int, _Area] = {}
         self._wishes = Wishes(True, frozenset())
@@ -79,23 +80,24 @@ class Rings:
             ring.wanted = uuid in self._wishes.devices
 
     def _add(self, uuid: bytes) -> None:
-        """A ring on a device, if this process can reach it."""
-        if self._table.find(uuid) is not None:
-            return  # it was refused before
-        number = self._table.add(uuid)
-        why = "the channel has all the rings that it can have" if number is None else None
+        """A ring on a device, if this process can reach it; if not, that may be another time."""
         try:
-            index = device.index_of(uuid)
-            why = why or device.reason()
+            index, why = device.index_of(uuid), device.reason()
+            stream = self._stream(index) if index is not None and not why else None
         except DeviceError as error:
-            index, why = None, str(error)
-        if index is None or number is None or why:
+            stream, why = None, str(error)
+        if stream is None:
             self._refuse(uuid, why or "this process does not see it (CUDA_VISIBLE_DEVICES)")
             return
+        number = self._table.find(uuid)
+        number = self._table.add(uuid) if number is None else number
+        if number is None:
+            self._refuse(uuid, "the channel has all the rings that it can have")
+            return
         segment.reserve(self._fd, self._head.ring_offset(number), wire.ring_stride(self._head.slots))
-        self._devices[uuid] = DeviceRing(number, self._head, self._top, self._control.locks, self._stream(index))
+        self._devices[uuid] = DeviceRing(number, self._head, self._top, self._control.locks, stream)
         self._table.set_state(number, wire.SERVED)
-        self._host.pin(index)
+        self._host.pin(stream.index)
 
     def _wanted(self) -> list[Ring]:
         wanted: list[Ring] = [ring for ring in self._devices.values() if ring.wanted]
@@ -117,8 +119,9 @@ class Rings:
         for ring in self._all():
             if ring not in push.rings:
                 ring.synced.discard(slot)
-        gathered = {index: self._gather(push, index, places) for index, places in parts.items() if index >= 0}
-        on_host = [place for memory, places in parts.items() if memory < 0 for place in places]
+        gathered = {i: self._gather(push, i, places) for i, places in parts.items() if self._has_room(push, i)}
+        # The others come to the host one by one, by torch, and so do those from another kind of device.
+        on_host = [place for memory, places in parts.items() if memory not in gathered for place in places]
         if self._host in push.rings and on_host:
             places = sorted(on_host)
             if given.on_host:
@@ -137,7 +140,7 @@ class Rings:
             rings.insert(0, self._host)  # what is on the host, or elsewhere, comes to the devices by way of it
         partial = push.source is not None and len(push.given.numbers) < len(self._layout)
         if partial and not any(self._holds(ring, push.source) for ring in rings):
-            rings.append(next(ring for ring in self._all() if self._holds(ring, push.source)))
+            rings += [ring for ring in self._all() if self._holds(ring, push.source)][:1]
         served = [ring for ring in rings if self._ensure(ring, push.slot)]
         if len(served) < len(rings) and self._host not in served:
             self._host.ensure(push.slot)
@@ -149,8 +152,8 @@ class Rings:
             ring.ensure(slot)
         except DeviceError as error:
             ring.synced.discard(slot)
-            uuid = next(uuid for uuid, known in self._devices.items() if known is ring)
-            self._refuse(uuid, f"slot {slot} has no room there ({error})")
+            for uuid in [uuid for uuid, known in self._devices.items() if known is ring]:
+                self._refuse(uuid, f"slot {slot} has no room there ({error})")
             return False
         return True
 
@@ -182,6 +185,28 @@ class Rings:
         )
         device.wait(index, trainer, device.Event(index, stream.handle))  # what changes them comes after this
         return address
+
+    def _has_room(self, push: _Push, memory: int) -> bool:
+        """Whether a device's tensors can be brought together there."""
+        if memory < 0 or self._on(memory, push.rings) is not None:
+            return memory >= 0
+        try:
+            self._area(memory)
+        except DeviceError as error:
+            if memory not in self._crowded:
+                self._crowded.add(memory)
+                _log.warning(
+                    "%s: %s has no room to bring the weights together (%s); they are copied to the host one by one, "
+                    "which is slower",
+                    self._control.name,
+                    device.name_of(memory),
+                    str(error),
+                )
+            if self._host not in push.rings:
+                self._host.ensure(push.slot)
+                push.rings.insert(0, self._host)
+            return False
+        return True
 
     def _on(self, index: int, rings: Sequence[Ring]) -> DeviceRing | None:
         return next((ring for ring in rings if isinstance(ring, DeviceRing) and ring.memory == index), None)
@@ -248,11 +273,21 @@ class Rings:
                 base = base or ring
             else:
                 whole.append(ring)
-        if whole:
-            assert base is not None
+        if base is not None and whole:
             self._synchronize()
             for ring in whole:
                 self._copy_whole(base, ring, push.slot)
+        elif whole:  # the ring that has the rest has no room for this push
+            base = next(ring for ring in self._all() if self._holds(ring, push.source))
+            for ring in whole:
+                self._copy_missing(base, push.source, ring, push.slot, missing)
+
+    def _copy_missing(self, source: Ring, old: int, ring: Ring, slot: int, numbers: Sequence[int]) -> None:
+        runs = _runs(self._layout, numbers)
+        out_of, into = source.address(old), ring.address(slot)
+        self._stream(max(source.memory, ring.memory)).copy_batch(
+            [into + begin for begin, _ in runs], [out_of + begin for begin, _ in runs], [nbytes for _, nbytes in runs]
+        )
 
     def _copy_whole(self, source: Ring, ring: Ring, slot: int) -> None:
         stream = self._stream(max(source.memory, ring.memory))

@@ -169,8 +169,8 @@ def fill(writer: Writer, slot: int, version: int, changed: np.ndarray) -> Steps[
     yield ("copy_in", slot, changed)
     if len(rest):
         yield ("copy_over", slot, slot_of(writer.newest), rest)
-    stamps[stale] = wanted
     yield ("store_slot_version", slot, version)
+    stamps[stale] = wanted  # last: on devices, storing the version waits for the copies, which may fail
 
 
 def outdated(

@@ -15,13 +15,20 @@ class ReaderStreams:
     at once.
     """
 
-    def __init__(self, devices: Iterable[int]) -> None:
-        self._used: dict[int, set[int]] = {index: set() for index in devices}
+    def __init__(self) -> None:
+        self._used: dict[int, set[int]] = {}
         self._copied: dict[int, tuple[device.Event, set[int]]] = {}
+
+    def add(self, devices: Iterable[int]) -> None:
+        """Look after these too. What was queued there before is waited for: nobody knows on which streams."""
+        for index in devices:
+            if index not in self._used:
+                device.torch_side.synchronize(index)
+                self._used[index] = set()
 
     def entered(self) -> None:
         """A forward begins, on the current streams of this thread: after what was copied at the last switch."""
-        for index, used in self._used.items():
+        for index, used in list(self._used.items()):
             stream = device.torch_side.stream(index)
             used.add(stream)
             if index in self._copied:

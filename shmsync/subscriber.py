@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # How often a wait looks whether the publisher still lives.
 _LOOK_SECONDS = 0.02
 # How long the publisher may take to bring to the host what it has published on devices only.
-_BRING_SECONDS = 10.0
+BRING_SECONDS = 10.0
 # From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
 _SWEPT_NBYTES = 1 << 20
 # The sweeping thread's own: it may be at work while a subscriber closes its descriptor.
@@ -411,7 +411,7 @@ class Subscriber:
 
     def _acquire_on_host(self) -> int:
         """Lease the newest slot and see to it that its bytes are on the host; 0 while nothing is published."""
-        deadline = time.monotonic() + _BRING_SECONDS
+        deadline = time.monotonic() + BRING_SECONDS
         while True:
             data, bell = self._find_data(), self.bell
             count = bell.count if bell is not None else 0
@@ -421,22 +421,22 @@ class Subscriber:
             self._run(data, slots.release(data.holder, slots.slot_of(word)))
             self._leases_on_host = True  # and more of them are to be expected
             self.wish()
-            if time.monotonic() > deadline or not self.publisher_alive():
+            if time.monotonic() > deadline or self._line is None or not self.publisher_alive():
                 raise WaitTimeout(
                     f"Version {slots.version_of(word)} was published on devices only, and the publisher, pid "
-                    f"{self.handle.pid}, has not brought it to the host within {_BRING_SECONDS} s"
+                    f"{self.handle.pid}, has not brought it to the host within {BRING_SECONDS} s"
                 )
             if bell is not None:
                 bell.wait(count, _LOOK_SECONDS)
 
-    def await_bytes(self) -> None:
-        """Wait a while for a version that was published, but not to the memory where it is needed here."""
-        data, bell, deadline = self._data, self.bell, time.monotonic() + _BRING_SECONDS
-        while data is not None and bell is not None and self._absent and time.monotonic() < deadline:
-            count = bell.count
-            if self._has_come(data, self._absent) or not self.publisher_alive():
-                return
-            bell.wait(count, _LOOK_SECONDS)
+    def awaits_bytes(self) -> bool:
+        """Whether a version is published, but not to the memory where it is needed here, and will be. It waits a moment
+        for that."""
+        bell = self.bell
+        if not self._absent or bell is None or self._line is None or not self.publisher_alive():
+            return False
+        bell.wait(bell.count, _LOOK_SECONDS)
+        return True
 
     def wish(self) -> None:
         """Tell the publisher on which devices this subscriber's modules are, and whether it needs the host."""

@@ -7,7 +7,8 @@ keeps its storage). Buffers are always copied: a worker may write them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ class Targets:
         modules' tensors are in. Returns what outputs must not alias from now on. Raises BindingLost before anything has
         changed.
         """
-        self._follow_module()
+        self.follow()
         # Asking a tensor for its data makes another one: only at the first switch, and after a look at the module.
         before = self._views or [target.tensor.data for target in self._mapped]
         if views.keys() != self._available:
@@ -146,10 +147,22 @@ class Targets:
         """The same for other memories than before; those that were mapped and are copied now get memory of their own.
         The data of the mapped ones."""
         were = self._mapped
-        self._arrange(memories)
-        kept = set(map(id, self._mapped_tensors))
-        self._privatize([target for target in were if id(target.tensor) not in kept])
+        with self._all_or_nothing():
+            self._arrange(memories)
+            kept = set(map(id, self._mapped_tensors))
+            self._privatize([target for target in were if id(target.tensor) not in kept])
         return [target.tensor.data for target in self._mapped]
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A block after whose failure everything is told as before. What is mapped must never be taken for copied: the
+        next version would be copied into the slot, which others read."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def _copy(self, targets: Iterable[Target], tensors: Sequence[Tensor]) -> None:
         """Copy a version's tensors, each from the memory that it is in if the slot is there, else from the host."""
@@ -238,12 +251,16 @@ class Targets:
         return f"memory on {name_of(memory)} can't be mapped: {why}" if why else None
 
     def _privatize(self, targets: Iterable[Target]) -> None:
+        """Memory of their own for these, tied ones together: for all of them, or there is no room and for none."""
         private: dict[Any, Tensor] = {}
+        moves = []
         for target in targets:
             key = self._origin.get(id(target.tensor), id(target.tensor)), target.leaf
             if key not in private:
                 private[key] = device.torch_side.clone(target.tensor.data)
-            target.tensor.data = private[key]
+            moves.append((target.tensor, private[key]))
+        for tensor, data in moves:
+            tensor.data = data
 
     def _unchanged(self) -> bool:
         """Whether the modules have the very tensors that were bound, in the same submodules, where they were left."""
@@ -267,17 +284,19 @@ class Targets:
                     f"{tuple(target.tensor.shape)} - at `{leaf.key}`"
                 )
 
-    def _follow_module(self) -> None:
+    def follow(self) -> None:
         """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
         if self._unchanged():
             return
         before = self._mapped
-        try:
-            self._resolve()
-        except (LayoutMismatch, BindingError) as error:
-            raise BindingLost(f"The bound parameters are no longer the module's own; bind it again. {error}") from error
-        kept = {id(target.tensor) for target in self._mapped}
-        self._privatize([target for target in before if id(target.tensor) not in kept])
+        with self._all_or_nothing():
+            try:
+                self._resolve()
+            except (LayoutMismatch, BindingError) as error:
+                text = f"The bound parameters are no longer the module's own; bind it again. {error}"
+                raise BindingLost(text) from error
+            kept = {id(target.tensor) for target in self._mapped}
+            self._privatize([target for target in before if id(target.tensor) not in kept])
 
 
 def _kind(tensor: Tensor) -> str:

@@ -118,6 +118,7 @@ def break_rule(state: Any, rule: str) -> None:
         def again(self: Any, *args: Any) -> Any:
             state.kept = [*getattr(state, "kept", []), *self._mapped.values()]
             self._mapped.clear()
+            imports._owners.clear()
             return view(self, *args)
 
         imports.Imports.view = again  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ def test_workers_map_the_trainers_memory(process: Start) -> None:
         for worker in workers:
             assert worker.call(remote.forward) == (version, {version}, "map")
     assert workers[0].call(remote.counts)["opens"] == workers[0].call(remote.stats)["device_slots_mapped"] > 0
-    assert stats["device_nbytes"] < 5 * 4096
+    assert stats["device_nbytes"] <= 4 * (2 << 20)  # blocks of the runtime's
     for worker in workers:
         assert worker.call(remote.detach) == ({}, [])
     assert trainer.call(remote.end_training) == ({}, [])

@@ -15,8 +15,8 @@ _CONTENT = """    stamps[stale] = UNKNOWN
     yield ("copy_in", slot, changed)
     if len(rest):
         yield ("copy_over", slot, slot_of(writer.newest), rest)
-    stamps[stale] = wanted
     yield ("store_slot_version", slot, version)
+    stamps[stale] = wanted  # last: on devices, storing the version waits for the copies, which may fail
 """
 _SETTLE = """    if any(words[row] == word for row in rows):
         for row in rows:
