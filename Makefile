@@ -48,7 +48,7 @@ bench-compare: $(VENV)/.bench ## compare two results: make bench-compare A=old.j
 	$(BIN)/python -m bench compare $(A) $(B)
 
 clean: ## remove what was built, but for .venv
-	rm -rf build dist demo-out *.egg-info shmsync/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist demo-out *.egg-info shmsync/_C*.so shmsync/_gather.fatbin .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	rm -f $(STAMPS)
 	find shmsync tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -100,6 +100,7 @@ def _verdicts(big: Figure, many: Figure, grown: int, wrong: tuple[int, int, int]
 def describe() -> dict[str, Any]:
     """The machine and the versions."""
     import shmsync
+    from shmsync import gathering
 
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -110,6 +111,7 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "shmsync": shmsync.__version__,
         "has_extension": bool(shmsync.has_extension),
+        "gathered_by": gathering.name(0),
     }
 
 

@@ -18,6 +18,15 @@
 
 namespace py = pybind11;
 
+shmsync::Kind kind_named(const std::string& name, std::size_t row) {
+  std::string names;
+  for (std::size_t i = 0; i < shmsync::kKindCount; ++i) {
+    if (name == shmsync::kKinds[i].name) return static_cast<shmsync::Kind>(i);
+    names += (i == 0 ? "" : ", ") + std::string(shmsync::kKinds[i].name);
+  }
+  throw py::value_error("Expected a kind out of " + names + ", got '" + name + "' - at row " + std::to_string(row));
+}
+
 namespace {
 
 using Addresses = std::vector<std::uintptr_t>;
@@ -29,15 +38,6 @@ struct Plan {
   shmsync::Plan plan;
   std::optional<Addresses> sources;
 };
-
-shmsync::Kind kind_named(const std::string& name, std::size_t row) {
-  std::string names;
-  for (std::size_t i = 0; i < shmsync::kKindCount; ++i) {
-    if (name == shmsync::kKinds[i].name) return static_cast<shmsync::Kind>(i);
-    names += (i == 0 ? "" : ", ") + std::string(shmsync::kKinds[i].name);
-  }
-  throw py::value_error("Expected a kind out of " + names + ", got '" + name + "' - at row " + std::to_string(row));
-}
 
 void check_count(const char* what, std::size_t count, std::size_t expected) {
   if (count == expected) return;

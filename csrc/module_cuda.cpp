@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/calls.h"
+#include "device/gather_plan.h"
 #include "module.h"
 
 namespace py = pybind11;
@@ -38,6 +39,24 @@ Each argument: a buffer of uint64 (fastest) or a sequence, all of one length. Ro
 Contract: the arrays may be changed when it returns, the memory when the stream has come past the copies. In one call of
 the runtime from CUDA 12.8 on, unless the stream is a default one (0, 1 or 2); else in one for each row, and if one
 fails those before it are queued.)";
+
+constexpr const char* kGatherDoc = R"(Many arrays of a device, copied or cast to one place on it by one launch.
+
+Row i: nbytes[i] bytes of a source go to offsets[i] behind a base, as they are or, by kinds[i], cast to half or twice as
+many. Addresses need no alignment; sources and destinations must not overlap.
+Raises ValueError that names the row if the lengths differ, a kind is unknown or nbytes is no whole number of items.)";
+
+constexpr const char* kUploadDoc = R"(Queue the copy of the rows, with these sources, to device memory.
+
+table: table_nbytes of it. sources: one address for each row, in a buffer of uint64 (fastest) or a sequence. Returns
+whether anything was queued: not if these sources are there already. If it is, what was queued before is waited for.
+Contract: nobody else writes to the table; `launch` and `upload` of one object are not called at once; the object
+outlives what it queues. Raises ValueError if a source is 0.)";
+
+constexpr const char* kGatherKernelDoc = R"(The gather kernel of a fatbin, loaded for that device.
+
+Contract: makes a context; the kernel stays to the end of the process. Raises CudaError, also where the driver is not to
+be had; ValueError for other bytes.)";
 
 // ── CudaError ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,6 +140,28 @@ void copy_batch(int index, const py::object& destinations, const py::object& sou
   cuda::copy_batch(index, to.data<Address>(), from.data<Address>(), sizes.data<std::size_t>(), to.size(), stream);
 }
 
+cuda::GatherPlan gather_plan(const py::object& offsets, const py::object& nbytes,
+                             const std::vector<std::string>& kinds) {
+  const Column to = column("offsets", offsets), sizes = column("sizes", nbytes);
+  sizes.check_size(to.size());
+  if (kinds.size() != to.size()) {
+    throw py::value_error("Expected one kind for each row, got " + std::to_string(kinds.size()));
+  }
+  std::vector<cuda::GatherPart> parts;
+  parts.reserve(to.size());
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    parts.push_back({to.data<Address>()[i], sizes.data<std::size_t>()[i], kind_named(kinds[i], i)});
+  }
+  return cuda::GatherPlan(parts);
+}
+
+bool upload(cuda::GatherPlan& plan, int index, Address table, const py::object& sources, Address stream) {
+  const Column from = column("sources", sources);
+  from.check_size(plan.size());
+  py::gil_scoped_release release;
+  return plan.upload(index, table, from.data<Address>(), stream);
+}
+
 template <class Call>
 auto without_gil(Call call) {
   py::gil_scoped_release release;
@@ -138,6 +179,11 @@ py::bytes ipc_export(int index, Address address) {
 Address ipc_open(int index, const py::bytes& handle) {
   const std::string copied = handle;
   return without_gil([&] { return cuda::ipc_open(index, copied); });
+}
+
+Address gather_kernel(int index, const py::bytes& image) {
+  const std::string copied = image;
+  return without_gil([&] { return cuda::gather_kernel(index, copied); });
 }
 
 std::optional<std::string> reason() {
@@ -199,6 +245,16 @@ void define_copies(py::module_& m) {
         py::arg("stream"), kBatchDoc);
 }
 
+void define_gather(py::module_& m) {
+  m.def("gather_kernel", &gather_kernel, py::arg("index"), py::arg("image"), kGatherKernelDoc);
+  py::class_<cuda::GatherPlan>(m, "Gather", kGatherDoc)
+      .def(py::init(&gather_plan), py::arg("offsets"), py::arg("nbytes"), py::arg("kinds"))
+      .def("upload", &upload, py::arg("index"), py::arg("table"), py::arg("sources"), py::arg("stream"), kUploadDoc)
+      .def("launch", &cuda::GatherPlan::launch, py::arg("index"), py::arg("kernel"), py::arg("table"), py::arg("base"),
+           py::arg("stream"), NoGil(), "Queue the kernel, with the rows that were uploaded to `table`.")
+      .def_property_readonly("table_nbytes", &cuda::GatherPlan::table_nbytes, "0: there is nothing to be copied.");
+}
+
 }  // namespace
 
 void define_cuda(py::module_& m) {
@@ -209,4 +265,5 @@ void define_cuda(py::module_& m) {
   define_memory(sub);
   define_streams(sub);
   define_copies(sub);
+  define_gather(sub);
 }

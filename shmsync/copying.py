@@ -92,7 +92,10 @@ class Filler:
             copy_all([destination for destination, _ in pieces], [source for _, source in pieces])
 
     def _plan(self, leaves: Sequence[int], sources: Sequence[Tensor], token: object) -> _Planned:
-        kinds = [_kind(self.views[leaf], source) for leaf, source in zip(leaves, sources, strict=True)]
+        kinds = [
+            kind_of(view.dtype, view.stride(), source) if source.device.type == "cpu" else None
+            for view, source in zip([self.views[leaf] for leaf in leaves], sources, strict=True)
+        ]
         quick = [i for i, kind in enumerate(kinds) if kind is not None]
         rest = [i for i, kind in enumerate(kinds) if kind is None]
         plan = None
@@ -104,14 +107,14 @@ class Filler:
         return _Planned(token, plan, quick, rest)
 
 
-def _kind(destination: Tensor, source: Tensor) -> str | None:
-    """How the values get from the source's memory into the destination's without torch; None: they don't."""
+def kind_of(dtype: torch.dtype, stride: tuple[int, ...], source: Tensor) -> str | None:
+    """How values get from a source's memory to a destination of the same shape without torch; None: they don't."""
     lazy = source.is_neg() or source.is_conj() or source._is_zerotensor()  # autograd's zeros have no memory
-    if lazy or source.device.type != "cpu" or source.stride() != destination.stride():
+    if lazy or source.stride() != stride:
         return None
-    if source.dtype is destination.dtype:
+    if source.dtype is dtype:
         return "bytes"
-    return _CASTS.get((source.dtype, destination.dtype)) if has_extension else None
+    return _CASTS.get((source.dtype, dtype)) if has_extension else None
 
 
 def _pieces(destination: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tensor]]:

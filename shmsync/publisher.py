@@ -261,7 +261,7 @@ class Publisher:
 
     def stats(self) -> dict[str, int]:
         """Counters: version, slots, bytes of one of them and of all on the host, device rings and the bytes allocated
-        on devices, subscribers."""
+        on devices for them, launches of the gather kernel, subscribers."""
         self._check_open()
         reserved = len(self._store.writer.stamps) if self._store else 0
         slot_nbytes = self._store.head.slot_mapped_nbytes if self._store else 0
@@ -273,6 +273,7 @@ class Publisher:
             "nbytes": self._store.host.count() * slot_nbytes if self._store else 0,
             "rings": rings.count() if rings else 0,
             "device_nbytes": rings.nbytes() if rings else 0,
+            "kernel_launches": rings.launches() if rings else 0,
             "subscribers": len(self.subscribers()),
         }
 

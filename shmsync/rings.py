@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import device, segment, wire
 from .devicering import DeviceRing, sweep_parked
 from .errors import DeviceError
+from .gathering import Gatherer
 from .hostring import HostRing
 from .layout import Layout
 from .ringtable import RingTable
@@ -58,6 +59,7 @@ class Rings:
         self._crowded: set[int] = set()
         self._streams: dict[int, device.Stream] = {}
         self._areas: dict[int, _Area] = {}
+        self._gatherers: dict[int, Gatherer] = {}
         self._wishes = Wishes(True, frozenset())
         self._push: _Push | None = None
         self._pushes = 0
@@ -177,12 +179,14 @@ class Rings:
         else:
             area = self._area(index)
             address, views = area.memory.address, area.views
+        given, gatherer = push.given, self._gatherer(index)
+        all_here = len(places) == len(given.numbers)
+        numbers = given.numbers if all_here else [given.numbers[i] for i in places]
+        tensors = given.tensors if all_here else [given.tensors[i] for i in places]
+        gatherer.prepare(numbers, tensors, given.token, given.addresses if all_here else None)
         trainer = device.torch_side.stream(index)
         stream.wait(device.Event(index, trainer))  # what computes the weights may still be queued
-        numbers = [push.given.numbers[i] for i in places]
-        device.torch_side.copy(
-            index, stream.handle, [views[number] for number in numbers], [push.given.tensors[i] for i in places]
-        )
+        gatherer.run(address, views, tensors)
         device.wait(index, trainer, device.Event(index, stream.handle))  # what changes them comes after this
         return address
 
@@ -335,8 +339,12 @@ class Rings:
         for ring in self._devices.values():
             ring.reclaim(live)
 
+    def launches(self) -> int:
+        """How often our own kernel has brought a device's tensors together."""
+        return sum(gatherer.launches for gatherer in self._gatherers.values())
+
     def nbytes(self) -> int:
-        """The bytes that are allocated on devices."""
+        """The bytes that are allocated on devices for weights."""
         areas = sum(area.memory.nbytes for area in self._areas.values())
         return areas + sum(ring.nbytes() for ring in self._devices.values())
 
@@ -355,14 +363,22 @@ class Rings:
             ring.close(self._control.more_locks)
         for area in self._areas.values():
             area.memory.free()
+        for gatherer in self._gatherers.values():
+            gatherer.free()
         self._devices.clear()
         self._areas.clear()
+        self._gatherers.clear()
         self._streams.clear()
 
     def _stream(self, index: int) -> device.Stream:
         if index not in self._streams:
             self._streams[index] = device.Stream(index)
         return self._streams[index]
+
+    def _gatherer(self, index: int) -> Gatherer:
+        if index not in self._gatherers:
+            self._gatherers[index] = Gatherer(self._stream(index), self._layout)
+        return self._gatherers[index]
 
     def _area(self, index: int) -> _Area:
         if index not in self._areas:

@@ -92,6 +92,21 @@ constexpr int kBatchWithoutFailIdxSince = 13000;
   X(cudaThreadExchangeStreamCaptureMode, int*)                                              \
   X(cudaPointerGetAttributes, ::shmsync::cuda::PointerAttributes*, const void*)
 
+// Of the driver's interface, for kernels of our own. Its errors are numbered as the runtime's.
+#define SHMSYNC_DRIVER_FUNCTIONS(X)                                                         \
+  X(cuModuleLoadData, ::shmsync::cuda::Handle*, const void*)                                \
+  X(cuModuleGetFunction, ::shmsync::cuda::Handle*, ::shmsync::cuda::Handle, const char*)    \
+  X(cuLaunchKernel, ::shmsync::cuda::Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+    ::shmsync::cuda::Handle, void**, void**)
+
+// How a fatbin begins, as nvcc writes it.
+constexpr std::uint32_t kFatbinMagic = 0xBA55ED50;
+struct FatbinHeader {
+  std::uint32_t magic;
+  std::uint16_t version, header_nbytes;
+  std::uint64_t nbytes;  // after the header
+};
+
 using GetDeviceProperties = int (*)(Properties*, int);
 using GetErrorText = const char* (*)(int);
 using Batch12 = int (*)(void**, void**, std::size_t*, std::size_t, CopyAttributes*, std::size_t*, std::size_t,

@@ -162,6 +162,32 @@ void copy_one_by_one(const Runtime& cuda, int index, const Rows& rows, Address s
   check(cuda, code_on_device(cuda, index, attempt, call, nothing_to_undo), attempt);
 }
 
+// ── Kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// The driver gets no size, so it must not come to read beyond the end.
+void check_fatbin(const std::string& image) {
+  FatbinHeader header{};
+  if (image.size() >= sizeof header) std::memcpy(&header, image.data(), sizeof header);
+  const bool whole = header.magic == kFatbinMagic && header.header_nbytes >= sizeof header &&
+                     header.header_nbytes <= image.size() && header.nbytes <= image.size() - header.header_nbytes;
+  if (!whole) throw std::invalid_argument("Expected a fatbin, got " + std::to_string(image.size()) + " other bytes");
+}
+
+// What the driver does needs a context on this thread; only calls of the runtime bring the device's one there. This is
+// one that does nothing else.
+template <class Call>
+int in_context(const Runtime& cuda, Call call) {
+  const int code = cuda.cudaFree(nullptr);
+  return code == kSuccess ? call() : code;
+}
+
+const Runtime& runtime_with_driver() {
+  const Runtime& cuda = usable_runtime();
+  if (cuda.no_driver == nullptr) return cuda;
+  throw CudaError(kUnavailable, kUnavailableName,
+                  std::string("Expected the CUDA driver, got none: it has no ") + cuda.no_driver);
+}
+
 }  // namespace
 
 // ── Devices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -361,6 +387,37 @@ void copy_batch(int index, const Address* destinations, const Address* sources, 
   Rows rows = rows_with_bytes(destinations, sources, nbytes, count);
   if (rows.nbytes.empty()) return;
   takes_batches(cuda, stream) ? copy_at_once(cuda, index, rows, stream) : copy_one_by_one(cuda, index, rows, stream);
+}
+
+// ── Kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Address kernel_load(int index, const std::string& image, const char* name) {
+  check_fatbin(image);
+  runtime_with_driver();
+  Handle module = nullptr, kernel = nullptr;
+  on_device(
+      index, [&] { return "cuModuleLoadData of " + std::to_string(image.size()) + " bytes" + on(index); },
+      [&](const Runtime& cuda) {
+        return in_context(cuda, [&] { return cuda.cuModuleLoadData(&module, image.data()); });
+      });
+  on_device(
+      index, [&] { return std::string("cuModuleGetFunction of ") + name + on(index); },
+      [&](const Runtime& cuda) {
+        return in_context(cuda, [&] { return cuda.cuModuleGetFunction(&kernel, module, name); });
+      });
+  return address_of(kernel);
+}
+
+void kernel_launch(int index, Address kernel, unsigned blocks, unsigned threads, void** arguments, Address stream) {
+  runtime_with_driver();
+  on_device(
+      index, [&] { return "cuLaunchKernel of " + std::to_string(blocks) + " blocks" + on(index); },
+      [&](const Runtime& cuda) {
+        return in_context(cuda, [&] {
+          return cuda.cuLaunchKernel(pointer(kernel), blocks, 1, 1, threads, 1, 1, 0, pointer(stream), arguments,
+                                     nullptr);
+        });
+      });
 }
 
 }  // namespace shmsync::cuda

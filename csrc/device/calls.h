@@ -46,6 +46,12 @@ void copy(int index, Address destination, Address source, std::size_t nbytes, Ad
 void copy_batch(int index, const Address* destinations, const Address* sources, const std::size_t* nbytes,
                 std::size_t count, Address stream);
 
+// A kernel of a fatbin, for that device; it stays loaded to the end of the process. Raises CudaError also if the
+// driver's functions are not to be had, and std::invalid_argument if `image` is no whole fatbin.
+Address kernel_load(int index, const std::string& image, const char* name);
+// Queues it. `arguments`: where the value of each lies.
+void kernel_launch(int index, Address kernel, unsigned blocks, unsigned threads, void** arguments, Address stream);
+
 // The device whose memory that is; nothing for memory of the host, and for what the runtime doesn't know.
 std::optional<int> pointer_device(Address address);
 

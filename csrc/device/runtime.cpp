@@ -71,6 +71,22 @@ void bind_batch(const Scope& scope, Runtime& found) {
   }
 }
 
+// The runtime has loaded the driver when it has been asked for something; its names need not be global.
+void bind_driver(const Scope& scope, Runtime& found) {
+  // Where libcuda isn't loaded, that null handle is RTLD_DEFAULT once more.
+  const Scope others[] = {{RTLD_DEFAULT, ""}, {dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), ""}};
+  const auto find = [&](const char* name, auto& function) {
+    if (bind(scope, name, function)) return;
+    for (const Scope& other : others) {
+      if (bind(other, name, function)) return;
+    }
+    if (found.no_driver == nullptr) found.no_driver = name;
+  };
+#define SHMSYNC_BIND(name, ...) find(#name, found.name);
+  SHMSYNC_DRIVER_FUNCTIONS(SHMSYNC_BIND)
+#undef SHMSYNC_BIND
+}
+
 void refuse(Runtime& found, const char* attempt, int code) {
   found.code = code;
   found.name = found.cudaGetErrorName(code);
@@ -92,6 +108,7 @@ std::unique_ptr<const Runtime> resolve() {
   if (found->reason.empty()) bind_required(scope, *found);
   if (found->reason.empty()) ask(*found);
   if (found->reason.empty()) bind_batch(scope, *found);
+  if (found->reason.empty()) bind_driver(scope, *found);
   return found;
 }
 

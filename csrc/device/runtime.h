@@ -4,6 +4,7 @@
 //   SHMSYNC_CUDART       a library to load instead, for tests
 //   the global scope     torch loads its runtime into it
 //   libcudart.so.13, 12  if loaded by somebody, without its names being global
+// The driver's functions, for kernels of our own, are looked for likewise, the last of them in libcuda.so.1.
 #pragma once
 
 #include <stdexcept>
@@ -38,6 +39,11 @@ struct Runtime {
   GetDeviceProperties properties = nullptr;
   Batch12 batch12 = nullptr;  // at most one of the two is set
   Batch13 batch13 = nullptr;
+#define SHMSYNC_MEMBER(name, ...) int (*name)(__VA_ARGS__) = nullptr;
+  SHMSYNC_DRIVER_FUNCTIONS(SHMSYNC_MEMBER)
+#undef SHMSYNC_MEMBER
+  // The first of them that is not to be had, or nullptr: then there are no kernels, and all else works.
+  const char* no_driver = nullptr;
 
   int version = 0;
   std::string where;

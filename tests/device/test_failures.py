@@ -17,7 +17,7 @@ CALLS = (
     *("cudaMalloc", "cudaFree", "cudaIpcGetMemHandle", "cudaHostRegister", "cudaHostUnregister"),
     *("cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaStreamSynchronize"),
     *("cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery", "cudaEventSynchronize"),
-    *("cudaMemcpyBatchAsync", "cudaMemcpyAsync", "cudaSetDevice", "cudaGetDeviceProperties"),
+    *("cudaMemcpyBatchAsync", "cudaMemcpyAsync", "cudaSetDevice", "cudaGetDeviceProperties", "cuLaunchKernel"),
 )
 OUT_OF_MEMORY, UNKNOWN = 2, 999
 

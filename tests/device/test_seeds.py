@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import shmsync
-from shmsync import device, rings, streams
+from shmsync import device, gathering, rings, streams
 from shmsync.errors import DeviceError
 from tests.device.support import OVERWRITTEN, Policy, Reader, fill, policy
 from tests.fakes.torch_side import FakeTorch
@@ -77,6 +77,12 @@ def _push(side: FakeTorch, channel: shmsync.Publisher, trainer: Policy, version:
 @pytest.mark.parametrize("part", range(4))
 def test_every_forward_sees_one_version_whatever_the_order(side: FakeTorch, part: int) -> None:
     for seed in range(part, SEEDS, 4):
+        assert not run(side, seed), f"seed {seed}"
+
+
+def test_the_same_without_the_gather_kernel(side: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_kernels", {0: None, 1: None})
+    for seed in range(0, SEEDS, 4):
         assert not run(side, seed), f"seed {seed}"
 
 

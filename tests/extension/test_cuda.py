@@ -10,7 +10,7 @@ import pytest
 
 from tests.extension.support import LOAD, check_output
 from tests.fakes.build import library
-from tests.fakes.fake import environment
+from tests.fakes.fake import FATBIN, environment
 from tests.fakes.process import CUDA, Peer, run
 
 pytest.importorskip("shmsync._C")
@@ -199,6 +199,9 @@ cuda.host_register(h.at, 4096, False)
 o = cuda.ipc_open(1, other) if other else 0
 h2 = h.at + 4096
 E, X = "on device 1", hex
+table, parts = cuda.malloc(1, 32), ([0], [8], ["bytes"])
+plan, planned, kernel = cuda.Gather(*parts), cuda.Gather(*parts), cuda.gather_kernel(1, {image!r})
+planned.upload(1, table, [a], s)
 rows = [a, a + 8, a], [b, b + 8, b], [8, 9, 0]
 calls = [
     ("cudaMalloc", (cuda.malloc, 1, 1 << 20), f"of 1048576 bytes {{E}}"),
@@ -221,6 +224,10 @@ calls = [
     ("cudaMemcpyAsync", (cuda.copy, 1, a, b, 64, s), f"of 64 bytes from {{X(b)}} to {{X(a)}} {{E}}"),
     ("cudaMemcpyAsync", (cuda.copy_batch, 1, [a], [b], [64], 0), f"of 64 bytes from {{X(b)}} to {{X(a)}} {{E}}"),
     ("cudaMemcpyBatchAsync", (cuda.copy_batch, 1, *rows, s), f"of 2 rows, 17 bytes, {{E}}"),
+    ("cuModuleLoadData", (cuda.gather_kernel, 1, {image!r}), f"of 16 bytes {{E}}"),
+    ("cuModuleGetFunction", (cuda.gather_kernel, 1, {image!r}), f"of shmsync_gather_1 {{E}}"),
+    ("cudaStreamSynchronize", (plan.upload, 1, table, [a], s), f"of {{X(s)}} {{E}}"),
+    ("cuLaunchKernel", (planned.launch, 1, kernel, table, a, s), f"of 1 blocks {{E}}"),
     ("cudaDeviceEnablePeerAccess", (cuda.enable_peer_access, 1, 0), f"to device 0 {{E}}"),
     ("cudaGetDeviceCount", (cuda.device_count,), ""),
     ("cudaGetDeviceProperties", (cuda.device_uuid, 1), "of device 1"),
@@ -228,14 +235,14 @@ calls = [
     ("cudaDeviceCanAccessPeer", (cuda.can_access_peer, 1, 0), f"to device 0 {{E}}"),
 ]
 left_out = set(dir(cuda)) - {{call[0].__name__ for _, call, _ in calls}}
-assert {{n for n in left_out if n[0] != "_"}} == {{"CudaError", "reason", "where", "runtime_version"}}
+assert {{n for n in left_out if n[0] != "_"}} == {{"CudaError", "Gather", "reason", "where", "runtime_version"}}
 """
 
 
 def run_in_world(code: str) -> None:
     with Peer(devices="1") as owner:
         handle = owner("cuda.ipc_export(0, cuda.malloc(0, 64))")
-        run(WORLD.format(other=handle) + code, devices="0,1")
+        run(WORLD.format(other=handle, image=FATBIN) + code, devices="0,1")
 
 
 def test_an_error_names_what_was_attempted_and_changes_nothing() -> None:
@@ -266,7 +273,7 @@ def attempt(call, nth):
     before = fake.counts()
     fake.fail("cudaSetDevice", nth, 46)
     error = raised(*call)
-    assert str(error).startswith(f"cudaSetDevice to {2 - nth} for cuda"), error
+    assert str(error).startswith(f"cudaSetDevice to {2 - nth} for cu"), error
     assert " failed: cudaErrorDevicesUnavailable" in str(error) and fake.last_error() == 0
     fake.set_current_device(0)
     fake.drain()

@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Whose gather kernel it runs: the device's code, compiled for the host.
+CSRC = HERE.parents[1] / "csrc"
 # Its soname is the real one's, so that a lookup among the loaded libraries finds it.
 FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fPIC", "-shared"]
-FLAGS += ["-Wl,-soname,libcudart.so.13"]
+FLAGS += ["-Wl,-soname,libcudart.so.13", f"-I{CSRC}"]
 
 
 def compiler() -> str:
@@ -22,13 +24,14 @@ def compiler() -> str:
     return found
 
 
-def library(*defines: str) -> Path:
+def library(*defines: str, headers: Path | None = None) -> Path:
     """The library, compiled with those macros defined; of another process's making, if that has been here before.
 
-    Contract: blocks while it compiles (some seconds). Any number of processes may call it at the same time.
+    headers: a folder whose headers come before those of csrc. Contract: blocks while it compiles (some seconds). Any
+    number of processes may call it at the same time.
     Raises RuntimeError without a compiler, or with what the compiler says.
     """
-    flags = [*FLAGS, *(f"-D{name}" for name in defines)]
+    flags = [*([f"-I{headers}"] if headers else []), *FLAGS, *(f"-D{name}" for name in defines)]
     path = _cache() / f"{_digest(flags)}.so"
     if not path.exists():
         _compile(flags, path)
@@ -36,7 +39,8 @@ def library(*defines: str) -> Path:
 
 
 def _digest(flags: list[str]) -> str:
-    sources = sorted(p for p in HERE.iterdir() if p.suffix in (".cpp", ".h"))
+    ours = sorted(p for p in HERE.iterdir() if p.suffix in (".cpp", ".h"))
+    sources = [*ours, CSRC / "device" / "gather.h", CSRC / "copy" / "kind.h", CSRC / "copy" / "convert.h"]
     digest = hashlib.sha256(" ".join([compiler(), *flags]).encode())
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())

@@ -30,6 +30,7 @@ constexpr Named kErrors[] = {
     {kDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
     {kNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {kInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {200, "cudaErrorInvalidKernelImage", "device kernel image is invalid"},
     {kDeviceUninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
     {kMapBufferObjectFailed, "cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"},
     {kPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
@@ -512,6 +513,99 @@ EXPORT int fakeCopyCast(int device, void* stream, void* destination, void* sourc
   return launch(device, stream, std::move(entry));
 }
 
+// ── The driver: modules, of which all are taken to have the gather kernel ─────────────────────────────────────────────
+
+#ifndef FAKE_WITHOUT_DRIVER
+
+namespace {
+
+constexpr int kInvalidImage = 200, kNotFound = 500;
+
+#define FAKE_TEXT(name) #name
+#define FAKE_TEXT_OF(name) FAKE_TEXT(name)
+
+template <class Handles>
+int made(Handles& handles, void** handle) {
+  const Address at = state().new_handle();
+  handles[at] = current;
+  *handle = pointer(at);
+  return kSuccess;
+}
+
+bool is_reachable(const Range& range, bool written) {
+  const Place place = place_of(range);
+  return place == Place::device || place == Place::registered || (place == Place::read_only && !written);
+}
+
+// What a device would answer with an error some time later, or not at all.
+const char* wrong_with(const Gather& gather, unsigned blocks, unsigned threads) {
+  const Range table{address(gather.rows), gather.count * sizeof *gather.rows};
+  if (gather.count == 0 || block_of(table) == nullptr) return "gather: the table is not on a device";
+  std::uint64_t first = 0;
+  for (unsigned i = 0; i < gather.count; ++i) {
+    const auto& row = gather.rows[i];
+    if (row.kind >= shmsync::kKindCount || row.count == 0 || row.first != first) return "gather: a bad row";
+    const auto& kind = shmsync::kKinds[row.kind];
+    const Range to{address(gather.base) + row.offset, row.count * kind.destination_item};
+    if (!is_reachable(to, true)) return "gather: a destination that can't be written";
+    if (!is_reachable({row.source, row.count * kind.source_item}, false)) return "gather: a source that can't be read";
+    first += shmsync::cuda::pieces(row.kind != 0, row.count);
+  }
+  return first == blocks && threads == shmsync::cuda::kGatherThreads ? nullptr : "gather: a wrong number of blocks";
+}
+
+// The table is read now, because copies from pageable memory, which brought it, are done when they return.
+int launch_gather(Stream& stream, const Gather& gather, unsigned blocks, unsigned threads) {
+  if (const char* wrong = wrong_with(gather, blocks, threads)) {
+    state().violation(wrong);
+    return kSuccess;
+  }
+  Entry entry;
+  entry.kind = Kind::gather;
+  entry.gather = gather;
+  for (unsigned block = 0; block < blocks; ++block) entry.rows.push_back(row_of_block(gather, block));
+  enqueue(stream, std::move(entry));
+  return kSuccess;
+}
+
+}  // namespace
+
+EXPORT int cuModuleLoadData(void** module, const void* image) {
+  return call_in_context(__func__, [&] {
+    std::uint32_t magic = 0;
+    std::memcpy(&magic, image, sizeof magic);
+    return magic == 0xBA55ED50 ? made(state().modules, module) : kInvalidImage;
+  });
+}
+
+EXPORT int cuModuleGetFunction(void** kernel, void* module, const char* name) {
+  return call_in_context(__func__, [&] {
+    if (state().modules.count(address(module)) == 0) return kInvalidResourceHandle;
+    return std::strcmp(name, FAKE_TEXT_OF(SHMSYNC_GATHER_KERNEL)) == 0 ? made(state().kernels, kernel) : kNotFound;
+  });
+}
+
+EXPORT int cuLaunchKernel(void* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                          unsigned threads_z, unsigned shared, void* handle, void** arguments, void** extra) {
+  return call_in_context(__func__, [&] {
+    Stream* stream = nullptr;
+    if (const int code = with_stream(handle, stream)) return code;
+    const auto known = state().kernels.find(address(kernel));
+    const bool here = known != state().kernels.end() && known->second == current && stream->device == current;
+    if (!here) return kInvalidResourceHandle;
+    if (x == 0 || y != 1 || z != 1 || threads_y != 1 || threads_z != 1 || shared != 0 || extra != nullptr) {
+      return kInvalidValue;
+    }
+    Gather gather;
+    std::memcpy(&gather.rows, arguments[0], sizeof gather.rows);
+    std::memcpy(&gather.count, arguments[1], sizeof gather.count);
+    std::memcpy(&gather.base, arguments[2], sizeof gather.base);
+    return launch_gather(*stream, gather, x, threads);
+  });
+}
+
+#endif
+
 // ── Control ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 namespace {
@@ -530,6 +624,8 @@ void release_everything() {
   state().events.clear();
   state().contexts.clear();
   state().enabled_peers.clear();
+  state().modules.clear();
+  state().kernels.clear();
   state().faults.clear();
   state().violations.clear();
 }

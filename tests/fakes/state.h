@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "device/gather.h"
+
 namespace fake {
 
 using Address = std::uintptr_t;
@@ -68,12 +70,20 @@ struct Registration {
 
 using Flag = std::shared_ptr<bool>;
 
-enum class Kind { copy, fill, check, cast, mark };
+enum class Kind { copy, fill, check, cast, gather, mark };
 
 // A part of an entry: reads `source`, writes `destination`; either may be empty.
 struct Row {
   Range destination, source;
   std::size_t done = 0;  // items
+  unsigned block = 0;    // gather: which one does this
+};
+
+// What the gather kernel was launched with.
+struct Gather {
+  const shmsync::cuda::GatherRow* rows = nullptr;
+  unsigned count = 0;
+  char* base = nullptr;
 };
 
 struct Entry {
@@ -85,6 +95,7 @@ struct Entry {
   unsigned char least = 255, most = 0;      // check
   unsigned char* seen = nullptr;            // check: where the two go
   int cast = 0;
+  Gather gather;
 };
 
 struct Stream {
@@ -135,6 +146,7 @@ struct State {
   Address next_handle = 0x5a0000001000;  // never used twice
   std::set<int> contexts;
   std::set<std::pair<int, int>> enabled_peers;
+  std::map<Address, int> modules, kernels;  // by handle: the device; they are never unloaded
 
   std::multimap<std::string, Fault> faults;
   std::vector<std::string> violations;

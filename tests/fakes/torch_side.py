@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shmsync import device
+from shmsync import device, gathering
 from shmsync.layout import Leaf
 from tests.fakes.build import library
-from tests.fakes.fake import Fake, environment
+from tests.fakes.fake import FATBIN, Fake, environment
 
 _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -138,6 +138,7 @@ def _keep(owner: object) -> None:
 
 def install(**options: Any) -> FakeTorch:
     """Let this process have the fake for its CUDA runtime; options as of `environment`."""
+    gathering.image = lambda: FATBIN
     settings = environment(**options)
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

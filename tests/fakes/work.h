@@ -67,7 +67,32 @@ inline void cast_one(int kind, char* destination, const char* source) {
 
 // ── Pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+// The memory of one block of a gather.
+inline Row row_of_block(const Gather& gather, unsigned block) {
+  const auto piece = shmsync::cuda::piece_of(gather.rows, gather.count, gather.base, block);
+  const shmsync::KindTraits& kind = shmsync::traits(piece.kind);
+  return {{reinterpret_cast<Address>(piece.destination), piece.items * kind.destination_item},
+          {reinterpret_cast<Address>(piece.source), piece.items * kind.source_item},
+          0,
+          block};
+}
+
+inline bool operator==(const Range& a, const Range& b) { return a.begin == b.begin && a.nbytes == b.nbytes; }
+
+// Some threads of a block, by the code that devices run.
+inline void run_threads(const Gather& gather, const Row& row, std::size_t first) {
+  const Row now = row_of_block(gather, row.block);
+  if (!(now.destination == row.destination && now.source == row.source)) {
+    state().violation("the table changed under a launch");
+    return;
+  }
+  for (std::size_t i = first; i < row.done; ++i) {
+    shmsync::cuda::gather(gather.rows, gather.count, gather.base, row.block, unsigned(i));
+  }
+}
+
 inline std::size_t items_in(const Entry& entry, const Row& row) {
+  if (entry.kind == Kind::gather) return shmsync::cuda::kGatherThreads;
   if (entry.kind == Kind::fill) return row.destination.nbytes;
   return entry.kind == Kind::cast ? row.source.nbytes / cast_source_bytes(entry.cast) : row.source.nbytes;
 }
@@ -77,6 +102,7 @@ inline void do_items(Entry& entry, Row& row, std::size_t count) {
   const char* const from = reinterpret_cast<const char*>(row.source.begin);
   const std::size_t first = row.done;
   row.done += count;
+  if (entry.kind == Kind::gather) run_threads(entry.gather, row, first);
   if (entry.kind == Kind::copy) std::memmove(to + first, from + first, count);
   if (entry.kind == Kind::fill) std::memset(to + first, entry.value, count);
   if (entry.kind == Kind::cast) {
@@ -174,6 +200,8 @@ inline bool is_in_use(const Range& range) {
       for (const Row& row : entry.rows) {
         if (range.meets(row.destination) || range.meets(row.source)) return true;
       }
+      const Address table = reinterpret_cast<Address>(entry.gather.rows);
+      if (range.meets({table, entry.gather.count * sizeof *entry.gather.rows})) return true;
     }
   }
   return false;

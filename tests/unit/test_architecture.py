@@ -25,7 +25,7 @@ LEVELS: list[set[str]] = [
     {"slots"},
     {"segment", "pages", "leases", "roster", "bell", "files"},
     {"copying", "device", "checksums", "places", "leftovers", "ringtable", "serving"},
-    {"mapped", "hostring", "devicering", "streams"},
+    {"mapped", "hostring", "devicering", "streams", "gathering"},
     {"lease", "performer", "verification", "moving", "imports", "rings"},
     {"channel"},
     {"publisher", "subscriber"},
