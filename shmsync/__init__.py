@@ -36,6 +36,7 @@ from .layout import Layout
 from .lease import Lease
 from .publisher import Publication, Publisher
 from .subscriber import Subscriber
+from .torchrl.install import install, uninstall
 
 if TYPE_CHECKING:
     from .torchrl.updater import RPCWeightUpdater
@@ -52,6 +53,7 @@ __all__ = [
     "errors",
     "Handle",
     "has_extension",
+    "install",
     "Layout",
     "LayoutError",
     "LayoutMismatch",
@@ -72,6 +74,7 @@ __all__ = [
     "Subscriber",
     "SubscribersExhausted",
     "TiedLeavesDiffer",
+    "uninstall",
     "UnsupportedLeaf",
     "WaitTimeout",
     "WorkerIdError",

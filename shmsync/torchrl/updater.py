@@ -391,7 +391,8 @@ def _register_with_torchrl() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
         from torchrl.collectors.distributed import RPCWeightUpdater as Theirs
-    Theirs.register(RPCWeightUpdater)
+    if Theirs is not RPCWeightUpdater:  # install() has registered it
+        Theirs.register(RPCWeightUpdater)
 
 
 _register_with_torchrl()

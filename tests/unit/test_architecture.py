@@ -31,11 +31,12 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report"},
+    {"torchrl.base", "torchrl.report", "torchrl.install"},
     {"torchrl.collector", "torchrl.receiver"},
     {"torchrl.messenger"},
     {"torchrl.updater", "torchrl.schemes"},
-    {"torchrl", "cli"},
+    {"torchrl", "running"},
+    {"cli"},
     {"shmsync", "__main__"},
 ]
 
@@ -69,6 +70,7 @@ DEFERRED: dict[str, set[str]] = {
     "rings": {"channel"},  # the channel that they are of, for type checkers only
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected
+    "torchrl.install": {"shmsync"},  # the classes that it puts in, some of which need torchrl
 }
 
 EXTENSION = "_C"
