@@ -73,6 +73,7 @@ class Messenger:
         self._answered: dict[int, int] = {}  # by worker, the newest version that it answered for
         self._prompt: set[int] = set()  # answered the last ring
         self._last: Round | None = None
+        self._nudges: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
 
     def begin(self, workers: Iterable[int], version: int, timeout: float, force: bool = False) -> Round:
@@ -114,6 +115,15 @@ class Messenger:
             elif message is not None and (isinstance(message, BaseException) or message.done()):
                 this.reports[worker] = self._result(worker, message)
         return this.silent
+
+    def nudge(self, workers: Iterable[int], version: int, timeout: float) -> None:
+        """Notify attached workers by a message whose answer nobody waits for; one at a time to each."""
+        for worker in workers:
+            attached, last = self._attached.get(worker), self._nudges.get(worker)
+            if attached is None or (last is not None and not isinstance(last, BaseException) and not last.done()):
+                continue
+            arguments = (self._handle.nonce, worker, version)
+            self._nudges[worker] = self._call(attached.rref.owner(), remote.notify, arguments, timeout)
 
     def unattached(self, workers: Iterable[int]) -> list[int]:
         """Those that have not confirmed an attachment yet."""

@@ -40,7 +40,7 @@ class PushReport:
 
 @dataclass(frozen=True)
 class Lag:
-    """How many versions the workers are behind what is addressed to them: of all, and of each one on the roster."""
+    """How many versions the workers are behind what is addressed to them: least, mean and most of all, and of each."""
 
     min: int
     mean: float
