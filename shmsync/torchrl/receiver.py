@@ -17,16 +17,18 @@ from ..handle import Handle
 from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
+from .fallback import reachable
 
 
 class Receiver:
     """What torchrl takes for a receiving weight-sync scheme; it carries a channel's handle and a worker id.
 
+    ``otherwise``: what it becomes in a process that can't map the channel; None = there it is an error.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
     """
 
-    def __init__(self, handle_text: str, worker_id: int) -> None:
-        self._handle_text, self._worker_id = handle_text, worker_id
+    def __init__(self, handle_text: str, worker_id: int, otherwise: str | None = None) -> None:
+        self._handle_text, self._worker_id, self._otherwise = handle_text, worker_id, otherwise
         self._reset()
 
     def _reset(self) -> None:
@@ -85,15 +87,38 @@ class Receiver:
     def shutdown(self) -> None:
         """Nothing to end: the attachment ends with its collector."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_handle_text": self._handle_text, "_worker_id": self._worker_id}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> Any:
+        return received, (self._handle_text, self._worker_id, self._otherwise)
 
     def _attach(self, collector: Any) -> None:
         remote.attach_object(collector, self._handle_text, self._worker_id, attachment)
+
+
+class Idle(Receiver):
+    """In the place of a receiver where the channel can't be mapped: the weights come by messages to the collector."""
+
+    def connect(self, **kwargs: Any) -> None:
+        """Nothing: the policy has come with its values, or gets some with the first push."""
+        self.synchronized_on_receiver = True
+
+    def _attach(self, collector: Any) -> None:
+        pass
+
+
+# What a receiver becomes where the channel can't be mapped.
+IDLE, INNER = "idle", "inner"
+
+
+def received(handle_text: str, worker_id: int, otherwise: str | None) -> Any:
+    """A receiver as it arrives in a process. For inner processes torchrl's own scheme stands in for it, which passes on
+    what comes to their collector."""
+    if otherwise is None or reachable(handle_text, worker_id):
+        return Receiver(handle_text, worker_id, otherwise)
+    if otherwise == IDLE:
+        return Idle(handle_text, worker_id, otherwise)
+    from torchrl.weight_update import SharedMemWeightSyncScheme
+
+    return SharedMemWeightSyncScheme()
 
 
 def _materialize(module: nn.Module) -> None:

@@ -23,6 +23,7 @@ from .report import Lag, PushReport, WorkerReport
 from .staleness import Behind, Staleness, measure, summary
 
 NOTIFY = ("rpc", "memory")
+FALLBACK = (None, "rpc")
 
 
 class RPCWeightUpdater(UpdaterBase):
@@ -40,7 +41,10 @@ class RPCWeightUpdater(UpdaterBase):
     ``max_workers``: room for subscribers, inner processes included. ``max_lag``: how many versions a worker may be
     behind what is addressed to it when a push to it returns; None = any number. ``on_lag``: where it is behind by
     more, "wait" waits for it within ``timeout``, also with ``wait=False``, "warn" says so in the log, once until it has
-    caught up, "raise" raises.
+    caught up, "raise" raises. ``fallback``: what becomes of a worker that can't map the channel (another host, pid
+    namespace or user): None = an error, "rpc" = it gets the weights by RPC at every push, as with torchrl's class, and
+    the log says so once; ``last_push`` tells who. A push waits for a worker's first attachment then, also with
+    ``wait=False``.
 
     Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
     moved or shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep
@@ -61,12 +65,15 @@ class RPCWeightUpdater(UpdaterBase):
         max_workers: int = 256,
         max_lag: int | None = None,
         on_lag: str = "wait",
+        fallback: str | None = None,
         checksum: bool = False,
         storage: str = "memfd",
     ) -> None:
         super().__init__()
         if notify not in NOTIFY:
             raise ShmSyncError(f"Expected notify as one of {NOTIFY}, got {notify!r}")
+        if fallback not in FALLBACK:
+            raise ShmSyncError(f"Expected fallback as one of {FALLBACK}, got {fallback!r}")
         if not timeout > 0:
             raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
         self.collector_infos, self.collector_class, self.collector_rrefs = (
@@ -75,7 +82,7 @@ class RPCWeightUpdater(UpdaterBase):
             collector_rrefs,
         )
         self.policy_weights, self._num_workers = policy_weights, num_workers
-        self.timeout, self.notify = timeout, notify
+        self.timeout, self.notify, self.fallback = timeout, notify, fallback
         self._staleness = Staleness(max_lag, on_lag)
         self._options = {
             **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
@@ -134,7 +141,7 @@ class RPCWeightUpdater(UpdaterBase):
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
                 self.policy_weights = weights_of(collector)
             self._publish_first()
-            inject(collector, str(self._open().handle))
+            inject(collector, str(self._open().handle), self.fallback == "rpc")
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Attach all workers and give them the current weights.
@@ -289,7 +296,11 @@ class RPCWeightUpdater(UpdaterBase):
         if self._publisher is None:
             self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
             self._messenger = Messenger(
-                self._publisher.handle, self._rref, self._publisher.answer, self.notify == "rpc"
+                self._publisher.handle,
+                self._rref,
+                self._publisher.answer,
+                bell=self.notify == "rpc",
+                fallback=self.fallback == "rpc",
             )
         if self.num_workers > self._publisher.max_subscribers:
             raise LimitError(
@@ -331,17 +342,24 @@ class RPCWeightUpdater(UpdaterBase):
         told = messenger.unattached(workers) if silent else workers
         report = self._report or PushReport(version, 0, 0)
         self._report = report
-        report.workers.update({worker: WorkerReport() for worker in workers})
+        report.workers.update({worker: WorkerReport(via=messenger.via(worker)) for worker in workers})
+        # Whether a worker can map the channel shows by its attachment: nobody else would send it the weights.
+        wait = wait or (self.fallback is not None and messenger.unasked(told))
         self._round = messenger.begin(told, version, self.timeout, force)
         if wait:
             messenger.finish(self._round, deadline)
         report.workers.update(self._round.reports)
+        report.rpc_nbytes += self._round.rpc_nbytes
         report.notification_nbytes += self._round.sent * messenger.message_nbytes(version) if self._round.sent else 0
         report.seconds["notify"] = report.seconds.get("notify", 0.0) + time.perf_counter() - begin
         return {w: report.workers[w].error for w in workers if report.workers[w].error is not None}  # type: ignore[misc]
 
     def _measure(self) -> dict[int, Behind]:
-        return measure(self._open(), {})
+        publisher, messenger = self._open(), self._messenger
+        assert messenger is not None
+        if self._round is not None:
+            messenger.look(self._round)
+        return measure(publisher, messenger.by_rpc.in_use)
 
     def _nudge(self, workers: Iterable[int]) -> None:
         assert self._messenger is not None

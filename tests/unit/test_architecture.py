@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report", "torchrl.install"},
+    {"torchrl.base", "torchrl.report", "torchrl.install", "torchrl.fallback"},
     {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
     {"torchrl.messenger", "torchrl.injection"},
     {"torchrl.updater", "torchrl.schemes"},
