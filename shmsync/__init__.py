@@ -13,6 +13,8 @@ from .errors import (
     ChannelCorrupt,
     ChannelError,
     ChannelUnreachable,
+    LagExceeded,
+    LagTimeout,
     LayoutError,
     LayoutMismatch,
     LimitError,
@@ -36,6 +38,7 @@ from .layout import Layout
 from .lease import Lease
 from .publisher import Publication, Publisher
 from .subscriber import Subscriber
+from .torchrl.install import install, uninstall
 
 if TYPE_CHECKING:
     from .torchrl.schemes import RPCWeightSyncScheme, SharedMemWeightSyncScheme
@@ -53,6 +56,9 @@ __all__ = [
     "errors",
     "Handle",
     "has_extension",
+    "install",
+    "LagExceeded",
+    "LagTimeout",
     "Layout",
     "LayoutError",
     "LayoutMismatch",
@@ -75,6 +81,7 @@ __all__ = [
     "Subscriber",
     "SubscribersExhausted",
     "TiedLeavesDiffer",
+    "uninstall",
     "UnsupportedLeaf",
     "WaitTimeout",
     "WorkerIdError",

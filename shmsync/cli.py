@@ -1,6 +1,7 @@
-"""The command line: `python -m shmsync doctor | ls | inspect | top | verify | gc`. Each with --json for programs.
+"""The command line: `python -m shmsync doctor | ls | inspect | top | verify | gc`, each with --json for programs, and
+`run`, which runs a program of torchrl's with shmsync in it.
 
-Exit codes: 0 = good; 1 = something is wrong; 2 = a wrong command or target, said in one line.
+Exit codes: 0 = good; 1 = something is wrong; 2 = a wrong command or target, said in one line; with `run` the program's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import doctor, files, leftovers, survey
+from . import doctor, files, leftovers, running, survey
 from .errors import NothingPublished, ShmSyncError
 from .handle import Handle
 from .subscriber import Subscriber
@@ -34,6 +35,9 @@ class WrongTarget(ShmSyncError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["run"]:  # whatever follows may be the program's
+        return running.run(arguments[1:])
     options = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):  # names are whatever users have called them
         if isinstance(stream, io.TextIOWrapper):
@@ -79,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     command(_verify, "compare the bytes of a channel with its checksums", target=True)
     gc = command(_gc, "remove what dead publishers with storage='file' have left, and nothing else")
     gc.add_argument("--dir", help="where; SHMSYNC_DIR or /dev/shm if not given")
+    text = "run a program with shmsync in the place of torchrl's RPCWeightUpdater"
+    commands.add_parser("run", help=text, usage=running.USAGE)
     return parser
 
 

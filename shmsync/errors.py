@@ -22,6 +22,8 @@ ShmSyncError
 ├── NothingPublished       (RuntimeError)  weights were wanted at version 0
 ├── WaitTimeout            (TimeoutError)  wait() ran out of time
 ├── WorkerIdError          (ValueError)    no such worker
+├── LagExceeded            (RuntimeError)  a worker is more than max_lag versions behind
+│   └── LagTimeout         (TimeoutError)  ... and was so until time ran out
 └── PushError              (RuntimeError)  some workers did not confirm a push
     └── PushTimeout        (TimeoutError)  ... because time ran out
 """
@@ -162,8 +164,16 @@ class WorkerIdError(ShmSyncError, ValueError):
     """No such worker; the text names the id and the valid range. Nothing was sent."""
 
 
+class LagExceeded(ShmSyncError, RuntimeError):
+    """A worker is more than ``max_lag`` versions behind; the text names its process and the versions."""
+
+
+class LagTimeout(LagExceeded, TimeoutError):
+    """As :class:`LagExceeded`, where it has been waited for to catch up."""
+
+
 class PushError(ShmSyncError, RuntimeError):
-    """The weights are published, but some workers did not confirm them.
+    """The weights are published, but some workers did not confirm them, or are too far behind.
 
     ``version`` is the published version, ``errors`` maps each failing worker id to what it raised.
     """
@@ -172,11 +182,13 @@ class PushError(ShmSyncError, RuntimeError):
         self.version = version
         self.errors = dict(errors)
         parts = [f"worker {w}: {type(e).__name__}: {e}" for w, e in sorted(self.errors.items())]
-        ids = sorted(self.errors)
+        unconfirmed = sorted(w for w, e in self.errors.items() if not isinstance(e, LagExceeded))
+        what = "did not confirm it" if unconfirmed else "are too far behind"
+        retry = f"; push_weights(worker_ids={unconfirmed}) publishes again, to these alone" if unconfirmed else ""
         super().__init__(
-            f"Version {version} is published, but {len(ids)} worker(s) did not confirm it:\n  "
+            f"Version {version} is published, but {len(parts)} worker(s) {what}:\n  "
             + "\n  ".join(parts)
-            + f"\nThe others that were asked have it; push_weights(worker_ids={ids}) publishes again, to these alone."
+            + f"\nThe others that were asked have it{retry}."
         )
 
     def __reduce__(self) -> tuple[type, tuple[int, dict[int, BaseException]]]:

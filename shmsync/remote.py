@@ -80,13 +80,13 @@ class ModuleAttachment(Following):
     """A plain module, or the module that is some object's `policy`."""
 
     def __init__(self, target: Any, subscribe: Subscribe) -> None:
-        self._policy = _policy_of(target)
+        self._policy = policy_of(target)
         super().__init__(target, subscribe())
         self._binding: Binding = self._subscriber.bind(self._policy)
 
     def notified(self) -> tuple[int, int]:
         with self._lock:
-            policy = _policy_of(self.target)
+            policy = policy_of(self.target)
             if policy is not self._policy:  # it was given another one
                 binding = self._subscriber.bind(policy)  # or if that fails, the one before goes on
                 self._binding.unbind()
@@ -226,7 +226,8 @@ def _subscribe(handle: Handle, worker_id: int, listed: bool) -> Subscriber:
         raise ChannelUnreachable(f"Worker {worker_id} on host {socket.gethostname()}: {error}") from None
 
 
-def _policy_of(target: Any) -> nn.Module:
+def policy_of(target: Any) -> nn.Module:
+    """The module that an object is, or has as its `policy`. Raises BindingError."""
     policy = target if isinstance(target, nn.Module) else getattr(target, "policy", None)
     if not isinstance(policy, nn.Module):
         raise BindingError(

@@ -19,9 +19,10 @@ from torch.distributed import rpc
 from torch.distributed.rpc.internal import PythonUDF, serialize
 
 from .. import errors, remote
-from ..errors import NotAttached
+from ..errors import ChannelUnreachable, NotAttached, ShmSyncError
 from ..handle import Handle
 from . import collector
+from .fallback import ByRpc, NothingToSend, Sending
 from .report import WorkerReport
 
 _TIMED_OUT = re.compile(r"ran for more than set timeout \((\d+) ms\)")
@@ -43,13 +44,16 @@ class Attached(NamedTuple):
 class Round:
     """One version's notifications: the messages sent, how many, and what the workers have reported so far.
 
-    ``by_bell``: the workers that may answer on the roster; the others' lines may show an earlier answer.
+    ``deadline``: of time.monotonic(). ``by_bell``: the workers that may answer on the roster; the others' lines may
+    show an earlier answer. ``rpc_nbytes``: of the weights that were sent, to workers that can't map the channel.
     """
 
     version: int
     workers: list[int]
     by_bell: set[int]
+    deadline: float
     sent: int = 0
+    rpc_nbytes: int = 0
     messages: dict[int, Any] = field(default_factory=dict)
     reports: dict[int, WorkerReport] = field(default_factory=dict)
 
@@ -63,16 +67,22 @@ class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
     ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer. ``bell``: workers
-    listen to it. Contract: the messages carry a channel id and numbers.
+    listen to it. ``fallback``: who can't map the channel gets the weights by RPC. Contract: the messages to all others
+    carry a channel id and numbers.
     """
 
-    def __init__(self, handle: Handle, rref_of: Callable[[int], Any], answer: Answer, bell: bool) -> None:
+    def __init__(
+        self, handle: Handle, rref_of: Callable[[int], Any], answer: Answer, bell: bool, fallback: bool = False
+    ) -> None:
         self._handle, self._rref_of, self._answer, self._bell = handle, rref_of, answer, bell
         self._attached: dict[int, Attached] = {}
+        self.by_rpc = ByRpc(handle, self._call)
+        self._fallback = fallback
         self._owners: dict[tuple[int, str], Any] = {}  # of all that were ever attached
         self._answered: dict[int, int] = {}  # by worker, the newest version that it answered for
         self._prompt: set[int] = set()  # answered the last ring
         self._last: Round | None = None
+        self._nudges: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
 
     def begin(self, workers: Iterable[int], version: int, timeout: float, force: bool = False) -> Round:
@@ -83,7 +93,7 @@ class Messenger:
         for worker in workers:
             self._follow_rref(worker)
         by_bell = {w for w in workers if self._bell and not force and self._answered.get(w, 0) < version}
-        this = self._last = Round(version, workers, by_bell)
+        this = self._last = Round(version, workers, by_bell, time.monotonic() + timeout)
         self._send([worker for worker in workers if worker not in self._prompt & by_bell], this, timeout)
         return this
 
@@ -108,16 +118,37 @@ class Messenger:
             attached, message = self._attached.get(worker), this.messages.get(worker)
             said = self._answer(worker, attached.pid) if attached and worker in this.by_bell else None
             if said is not None and said[1] >= this.version:
-                this.reports[worker] = WorkerReport(in_use=said[0], seen=said[1])
+                this.reports[worker] = WorkerReport(in_use=said[0], seen=said[1], via="map")
                 self._answered[worker] = said[1]
                 self._prompt.add(worker)
             elif message is not None and (isinstance(message, BaseException) or message.done()):
                 this.reports[worker] = self._result(worker, message)
+                if self._admitted(worker, message, this.reports[worker].error):
+                    del this.reports[worker]
+                    self._send([worker], this, max(this.deadline - time.monotonic(), 1e-3))
         return this.silent
+
+    def nudge(self, workers: Iterable[int], version: int, timeout: float) -> None:
+        """Notify attached workers by a message whose answer nobody waits for; one at a time to each."""
+        for worker in workers:
+            attached, last = self._attached.get(worker), self._nudges.get(worker)
+            if attached is None or (last is not None and not isinstance(last, BaseException) and not last.done()):
+                continue
+            arguments = (self._handle.nonce, worker, version)
+            self._nudges[worker] = self._call(attached.rref.owner(), remote.notify, arguments, timeout)
 
     def unattached(self, workers: Iterable[int]) -> list[int]:
         """Those that have not confirmed an attachment yet."""
         return [worker for worker in workers if worker not in self._attached]
+
+    def unasked(self, workers: Iterable[int]) -> bool:
+        """Whether one of these was never asked to attach."""
+        asked = {worker for worker, _ in self._owners}
+        return not asked.issuperset(workers)
+
+    def via(self, worker: int) -> str | None:
+        """How it gets the weights; None if it has not attached."""
+        return "rpc" if worker in self.by_rpc else "map" if worker in self._attached else None
 
     def message_nbytes(self, version: int) -> int:
         """Bytes of one notification as RPC pickles it; measured again when the number gets longer."""
@@ -140,6 +171,7 @@ class Messenger:
         for key, future in futures.items():
             if key in there and not isinstance(future, BaseException):
                 _outcome(future)
+        self.by_rpc.close()
         self._attached.clear()
         self._owners.clear()
         self._prompt.clear()
@@ -147,10 +179,12 @@ class Messenger:
     def _follow_rref(self, worker: int) -> None:
         """A worker whose RRef is another one now is another object, in another process perhaps."""
         attached = self._attached.get(worker)
-        if attached is not None:
+        known = attached.rref if attached is not None else self.by_rpc.rref_of(worker)
+        if known is not None:
             with contextlib.suppress(Exception):  # no RRefs at the moment
-                if self._rref_of(worker) is not attached.rref:
+                if self._rref_of(worker) is not known:
                     self._lose(worker)
+                    self.by_rpc.drop(worker)
 
     def _lose(self, worker: int) -> None:
         self._attached.pop(worker, None)
@@ -160,8 +194,13 @@ class Messenger:
         for worker in workers:
             # It has to earn it again that the next message waits for its answer to the bell.
             self._prompt.discard(worker)
-            this.messages[worker] = self._message(worker, this.version, timeout)
-            this.sent += 1
+            if worker in self.by_rpc:
+                message = self.by_rpc.send(worker, timeout)
+                this.rpc_nbytes += getattr(message, "nbytes", 0)
+            else:
+                message = self._message(worker, this.version, timeout)
+                this.sent += 1
+            this.messages[worker] = message
 
     def _message(self, worker: int, version: int, timeout: float) -> Any:
         attached = self._attached.get(worker)
@@ -188,12 +227,25 @@ class Messenger:
         answer = message if isinstance(message, BaseException) else _outcome(message)
         if isinstance(answer, BaseException):
             self._lose(worker)
-            return WorkerReport(error=answer)
+            return WorkerReport(error=answer, via=self.via(worker))
         used, seen, *pid = answer
         if isinstance(message, _Attaching):
             self._attached[worker] = Attached(message.rref, *pid)
+        if isinstance(message, (Sending, NothingToSend)):
+            self.by_rpc.confirmed(worker, used)
         self._answered[worker] = seen
-        return WorkerReport(in_use=used, seen=seen)
+        return WorkerReport(in_use=used, seen=seen, via=self.via(worker))
+
+    def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
+        """Whether it has just turned out that a worker needs the weights by RPC."""
+        unreachable = isinstance(message, _Attaching) and isinstance(error, ChannelUnreachable)
+        if not (self._fallback and unreachable):
+            return False
+        try:
+            self.by_rpc.admit(worker, message.rref, error)  # type: ignore[arg-type]
+        except ShmSyncError:  # no room on the roster for who reads for it: its own error stands
+            return False
+        return True
 
 
 class _Attaching(NamedTuple):

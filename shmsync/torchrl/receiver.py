@@ -18,13 +18,13 @@ from ..handle import Handle
 from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
-
-_STATE = ("_handle_text", "_worker_id", "_first_seconds", "_name", "_names")
+from .fallback import reachable
 
 
 class Receiver:
     """What torchrl takes for a receiving weight-sync scheme; it carries a channel's handle and a worker id.
 
+    ``otherwise``: what it becomes in a process that can't map the channel; None = there it is an error.
     ``first_seconds``: how long a collector's first forward waits for the trainer's first weights. ``names``: of all
     models of the channel, as torchrl has them, where there are several; ``name``: of the one that this stands for.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
@@ -34,12 +34,14 @@ class Receiver:
         self,
         handle_text: str,
         worker_id: int,
+        otherwise: str | None = None,
+        *,
         first_seconds: float = 0.0,
         name: str = "",
         names: tuple[str, ...] = (),
     ) -> None:
-        self._handle_text, self._worker_id, self._first_seconds = handle_text, worker_id, first_seconds
-        self._name, self._names = name, names
+        self._handle_text, self._worker_id, self._otherwise = handle_text, worker_id, otherwise
+        self._first_seconds, self._name, self._names = first_seconds, name, names
         self._reset()
 
     def _reset(self) -> None:
@@ -98,16 +100,40 @@ class Receiver:
     def shutdown(self) -> None:
         """Nothing to end: the attachment ends with its collector."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _STATE}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> Any:
+        more = {"first_seconds": self._first_seconds, "name": self._name, "names": self._names}
+        return received, (self._handle_text, self._worker_id, self._otherwise, more)
 
     def _attach(self, collector: Any) -> None:
         make = functools.partial(attachment, first_seconds=self._first_seconds, names=self._names)
         remote.attach_object(collector, self._handle_text, self._worker_id, make)
+
+
+class Idle(Receiver):
+    """In the place of a receiver where the channel can't be mapped: the weights come by messages to the collector."""
+
+    def connect(self, **kwargs: Any) -> None:
+        """Nothing: the policy has come with its values, or gets some with the first push."""
+        self.synchronized_on_receiver = True
+
+    def _attach(self, collector: Any) -> None:
+        pass
+
+
+# What a receiver becomes where the channel can't be mapped.
+IDLE, INNER = "idle", "inner"
+
+
+def received(handle_text: str, worker_id: int, otherwise: str | None, more: dict[str, Any]) -> Any:
+    """A receiver as it arrives in a process. For inner processes torchrl's own scheme stands in for it, which passes on
+    what comes to their collector."""
+    if otherwise is None or reachable(handle_text, worker_id):
+        return Receiver(handle_text, worker_id, otherwise, **more)
+    if otherwise == IDLE:
+        return Idle(handle_text, worker_id, otherwise)
+    from torchrl.weight_update import SharedMemWeightSyncScheme
+
+    return SharedMemWeightSyncScheme()
 
 
 def _materialize(module: nn.Module) -> None:

@@ -121,7 +121,8 @@ class _SharedScheme(WeightSyncScheme):
                 "was in a trainer; give the same object to the collector there"
             )
         names = self._together.names if self._together is not None else ()
-        self._receiver = Receiver(self._handle_text, worker_idx or 0, self._timeout, model_id if names else "", names)
+        more: dict[str, Any] = {"first_seconds": self._timeout, "name": model_id if names else "", "names": names}
+        self._receiver = Receiver(self._handle_text, worker_idx or 0, **more)
         _pass_to_inner_processes(context, model_id, self._receiver)
         self._receiver.init_on_receiver(context=context, model=model)
         self.model = model

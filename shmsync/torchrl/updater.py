@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -17,11 +17,13 @@ from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher
 from .base import UpdaterBase
+from .injection import inject, weights_of
 from .messenger import Messenger, Round
-from .receiver import Receiver
 from .report import Lag, PushReport, WorkerReport
+from .staleness import Behind, Staleness, measure, summary
 
 NOTIFY = ("rpc", "memory")
+FALLBACK = (None, "rpc")
 
 
 class RPCWeightUpdater(UpdaterBase):
@@ -36,7 +38,13 @@ class RPCWeightUpdater(UpdaterBase):
     ``wait=True``, awaits its answer: through shared memory from a worker that answers there, else by one small message
     to its RRef; "memory" notifies nobody after a worker has attached, workers see the news at their next forward.
     ``dtype``: store floating leaves as this dtype. ``checksum``, ``storage``: see Publisher.
-    ``max_workers``: room for subscribers, inner processes included.
+    ``max_workers``: room for subscribers, inner processes included. ``max_lag``: how many versions a worker may be
+    behind what is addressed to it when a push to it returns; None = any number. ``on_lag``: where it is behind by
+    more, "wait" waits for it within ``timeout``, also with ``wait=False``, "warn" says so in the log, once until it has
+    caught up, "raise" raises. ``fallback``: what becomes of a worker that can't map the channel (another host, pid
+    namespace or user): None = an error, "rpc" = it gets the weights by RPC at every push, as with torchrl's class, and
+    the log says so once; ``last_push`` tells who. A push waits for a worker's first attachment then, also with
+    ``wait=False``.
 
     Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
     moved or shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep
@@ -55,12 +63,17 @@ class RPCWeightUpdater(UpdaterBase):
         notify: str = "rpc",
         dtype: torch.dtype | None = None,
         max_workers: int = 256,
+        max_lag: int | None = None,
+        on_lag: str = "wait",
+        fallback: str | None = None,
         checksum: bool = False,
         storage: str = "memfd",
     ) -> None:
         super().__init__()
         if notify not in NOTIFY:
             raise ShmSyncError(f"Expected notify as one of {NOTIFY}, got {notify!r}")
+        if fallback not in FALLBACK:
+            raise ShmSyncError(f"Expected fallback as one of {FALLBACK}, got {fallback!r}")
         if not timeout > 0:
             raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
         self.collector_infos, self.collector_class, self.collector_rrefs = (
@@ -69,7 +82,8 @@ class RPCWeightUpdater(UpdaterBase):
             collector_rrefs,
         )
         self.policy_weights, self._num_workers = policy_weights, num_workers
-        self.timeout, self.notify = timeout, notify
+        self.timeout, self.notify, self.fallback = timeout, notify, fallback
+        self._staleness = Staleness(max_lag, on_lag)
         self._options = {
             **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
             **{"checksum": checksum, "storage": storage},
@@ -125,9 +139,9 @@ class RPCWeightUpdater(UpdaterBase):
         super().register_collector(collector)
         with self._mutex:
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
-                self.policy_weights = _weights_of(collector)
+                self.policy_weights = weights_of(collector)
             self._publish_first()
-            _inject(collector, str(self._open().handle))
+            inject(collector, str(self._open().handle), self.fallback == "rpc")
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Attach all workers and give them the current weights.
@@ -156,8 +170,8 @@ class RPCWeightUpdater(UpdaterBase):
         leaves are given.
 
         Raises WorkerIdError, LayoutMismatch, UnsupportedLeaf, NothingPublished before anything is written or sent;
-        PushError (PushTimeout) naming the workers that did not confirm within ``timeout``, when the others are up to
-        date.
+        PushError (PushTimeout) naming the workers that did not confirm within ``timeout``, or are behind by more than
+        ``max_lag`` (LagExceeded, LagTimeout), when the others are up to date.
         SlotsExhausted, OutOfSharedMemory, TiedLeavesDiffer, ChannelClosed as Publisher.publish.
         Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it, also if a worker
         failed; with no worker addressed nothing happens.
@@ -171,7 +185,10 @@ class RPCWeightUpdater(UpdaterBase):
             source = self._maybe_map_weights(self._server_weights(given))
             addressed = self.all_worker_ids() if workers is None else workers
             self._publish(source, workers, partial)
+            deadline = time.monotonic() + self.timeout
             errors = self._notify_workers(addressed, source, wait)
+            in_touch = [worker for worker in addressed if worker not in errors]
+            errors |= self._staleness.enforce(self._measure, self._nudge, in_touch, deadline)
         for hook in self.post_hooks:
             hook()
         if errors:
@@ -189,16 +206,14 @@ class RPCWeightUpdater(UpdaterBase):
         self.push_weights(weights, worker_ids, **kwargs)
 
     def lag(self) -> Lag:
-        """How many versions each attached worker is behind what is addressed to it, by the roster."""
+        """How many versions each attached worker is behind what is addressed to it, by the roster.
+
+        ``min``, ``mean``, ``max`` over the workers (0 without any), and ``workers``, each one's by its id. A worker
+        that newer versions were not addressed to is not behind; of inner processes the slowest counts.
+        Contract: a look, not a lock; waits for a push that is going on.
+        """
         with self._mutex:
-            publisher = self._open()
-            lags: dict[int, int] = {}
-            for line in publisher.subscribers():
-                if line.worker_id is not None:
-                    behind = max(0, publisher.addressed(line.worker_id) - line.used)
-                    lags[line.worker_id] = max(behind, lags.get(line.worker_id, 0))
-        values = list(lags.values()) or [0]
-        return Lag(min(values), sum(values) / len(values), max(values), dict(sorted(lags.items())))
+            return summary(self._measure())
 
     def close(self) -> None:
         """Let the workers' policies go (they keep their values) and end the channel. A second call does nothing.
@@ -281,7 +296,11 @@ class RPCWeightUpdater(UpdaterBase):
         if self._publisher is None:
             self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
             self._messenger = Messenger(
-                self._publisher.handle, self._rref, self._publisher.answer, self.notify == "rpc"
+                self._publisher.handle,
+                self._rref,
+                self._publisher.answer,
+                bell=self.notify == "rpc",
+                fallback=self.fallback == "rpc",
             )
         if self.num_workers > self._publisher.max_subscribers:
             raise LimitError(
@@ -323,14 +342,28 @@ class RPCWeightUpdater(UpdaterBase):
         told = messenger.unattached(workers) if silent else workers
         report = self._report or PushReport(version, 0, 0)
         self._report = report
-        report.workers.update({worker: WorkerReport() for worker in workers})
+        report.workers.update({worker: WorkerReport(via=messenger.via(worker)) for worker in workers})
+        # Whether a worker can map the channel shows by its attachment: nobody else would send it the weights.
+        wait = wait or (self.fallback is not None and messenger.unasked(told))
         self._round = messenger.begin(told, version, self.timeout, force)
         if wait:
             messenger.finish(self._round, deadline)
         report.workers.update(self._round.reports)
+        report.rpc_nbytes += self._round.rpc_nbytes
         report.notification_nbytes += self._round.sent * messenger.message_nbytes(version) if self._round.sent else 0
         report.seconds["notify"] = report.seconds.get("notify", 0.0) + time.perf_counter() - begin
         return {w: report.workers[w].error for w in workers if report.workers[w].error is not None}  # type: ignore[misc]
+
+    def _measure(self) -> dict[int, Behind]:
+        publisher, messenger = self._open(), self._messenger
+        assert messenger is not None
+        if self._round is not None:
+            messenger.look(self._round)
+        return measure(publisher, messenger.by_rpc.in_use)
+
+    def _nudge(self, workers: Iterable[int]) -> None:
+        assert self._messenger is not None
+        self._messenger.nudge(workers, self.version, self.timeout)
 
     def _rref(self, worker: int) -> Any:
         """Late: the collector registers this updater before its workers exist."""
@@ -351,35 +384,6 @@ def _raise(version: int, errors: dict[int, BaseException]) -> None:
     raise (PushTimeout if timed_out else PushError)(version, errors)
 
 
-def _weights_of(collector: Any) -> Any:
-    """The trainer's module, which knows its ties and which buffers are persistent; else the weights that
-    torchrl extracted."""
-    policy = collector.policy
-    return policy if isinstance(policy, torch.nn.Module) else getattr(collector, "policy_weights", None)
-
-
-def _inject(collector: Any, handle_text: str) -> None:
-    """Let each worker's collector be built with a receiver, where this torchrl release takes one and the
-    user gave none."""
-    kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
-    if not isinstance(kwargs, list) or not inspect.isclass(kind):
-        return
-    # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
-    name = "weight_sync_schemes" if hasattr(kind, "_run_processes") else "weight_recv_schemes"
-    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    if not any(name in inspect.signature(constructor).parameters for constructor in constructors):
-        return
-    for worker, given in enumerate(kwargs):
-        mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
-        if mine:
-            given[name] = {"policy": Receiver(handle_text, worker)}
-
-
-def _is_torchrls_own(schemes: Any) -> bool:
-    """RPCCollector itself puts this in where a policy_factory feeds inner processes; ours takes its place."""
-    return list(schemes) == ["policy"] and type(schemes["policy"]).__name__ == "SharedMemWeightSyncScheme"
-
-
 def _rpc_running() -> bool:
     return bool(rpc.api._is_current_rpc_agent_set())
 
@@ -391,7 +395,8 @@ def _register_with_torchrl() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
         from torchrl.collectors.distributed import RPCWeightUpdater as Theirs
-    Theirs.register(RPCWeightUpdater)
+    if Theirs is not RPCWeightUpdater:  # install() has registered it
+        Theirs.register(RPCWeightUpdater)
 
 
 _register_with_torchrl()

@@ -106,7 +106,7 @@ def build(
     factory: Callable[[], Any] | None = None,
     updater: Any = None,
     kind: str = "Collector",
-    env: Callable[[], EnvBase] = Corridor,
+    env: Any = Corridor,
     workers: int = 2,
     frames: int = 20,
     collector_kwargs: dict[str, Any] | None = None,
@@ -114,13 +114,14 @@ def build(
 ) -> None:
     """An RPCCollector with `frames` per batch. `factory`: makes the workers' policies, instead of the trainer's.
 
-    `updater`: a class or an instance, by default shmsync's class; `kind`: the collector class of the workers.
+    `updater`: a class or an instance, by default shmsync's class; `kind`: the collector class of the workers;
+    `env`: makes an environment, or a list of one such per worker.
     """
     # It waits a second per worker for names that are known already.
     rpc_module.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
     world.policy, world.workers = policy(), workers
     world.collector = RPCCollector(
-        [env] * workers,
+        env if isinstance(env, list) else [env] * workers,
         None if factory else world.policy,
         policy_factory=factory,
         collector_class=getattr(torchrl.collectors, kind),

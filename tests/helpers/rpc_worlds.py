@@ -18,6 +18,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api
 
 import shmsync
+from shmsync import handle
 from shmsync.binding import binding_of
 
 # torchrl is hidden first: what is imported afterwards does not find it.
@@ -175,6 +176,18 @@ def messages(world: SimpleNamespace) -> list[tuple[str, int, int]]:
     found = list(world.messages)
     world.messages.clear()
     return found
+
+
+_boot_id = handle._boot_id
+
+
+def lose_the_way(owned: Any) -> None:
+    """Run in a worker: from now on it takes itself to be on another host."""
+    handle._boot_id = lambda: "another-host"
+
+
+def find_the_way(owned: Any) -> None:
+    handle._boot_id = _boot_id
 
 
 def break_switch(owned: Any) -> None:

@@ -138,6 +138,30 @@ def lag(world: SimpleNamespace) -> Any:
     return now.workers, now.min, now.mean, now.max
 
 
+def bounded() -> RPCWeightUpdater:
+    return RPCWeightUpdater(max_lag=1, notify="memory")
+
+
+def test_the_lag_stays_within_its_bound_while_batches_are_made(start: Start) -> None:
+    """Of every worker after every push, though forwards take longer than pushes. Mutant: no look after the push."""
+    trainer = start(updater=bounded, sync=False, policy=partial(net_policy, pause=0.05))
+    assert max(trainer.do(lags_while_collecting, 20)) == 1
+
+
+def lags_while_collecting(world: SimpleNamespace, pushes: int) -> list[int]:
+    """The largest lag after each push."""
+    lags: list[int] = []
+
+    def step() -> None:
+        push(world)
+        lags.append(world.updater.lag().max)
+
+    with Background(step) as pushing:
+        while pushing.steps < pushes:
+            collect(world)
+    return lags
+
+
 def test_a_push_while_a_batch_is_made_is_used_by_the_rest_of_it(start: Start) -> None:
     """A batch may span versions, in order, each step with its own stamp. Mutant: switch between batches only."""
     trainer = start(policy=partial(net_policy, value=1.0), sync=False, workers=1, frames=500)

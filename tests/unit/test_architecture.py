@@ -31,11 +31,12 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report", "torchrl.together"},
-    {"torchrl.collector", "torchrl.receiver"},
-    {"torchrl.messenger"},
+    {"torchrl.base", "torchrl.report", "torchrl.install", "torchrl.together", "torchrl.fallback"},
+    {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
+    {"torchrl.messenger", "torchrl.injection"},
     {"torchrl.updater", "torchrl.schemes"},
-    {"torchrl", "cli"},
+    {"torchrl", "running"},
+    {"cli"},
     {"shmsync", "__main__"},
 ]
 
@@ -70,6 +71,7 @@ DEFERRED: dict[str, set[str]] = {
     "rings": {"channel"},  # the channel that they are of, for type checkers only
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected
+    "torchrl.install": {"shmsync"},  # the classes that it puts in, some of which need torchrl
 }
 
 EXTENSION = "_C"

@@ -17,6 +17,8 @@ ALSO = {
     errors.NothingPublished: RuntimeError,
     errors.WaitTimeout: TimeoutError,
     errors.WorkerIdError: ValueError,
+    errors.LagExceeded: RuntimeError,
+    errors.LagTimeout: TimeoutError,
     errors.PushError: RuntimeError,
     errors.PushTimeout: TimeoutError,
 }
@@ -67,3 +69,12 @@ def test_a_push_error_names_workers_and_how_to_retry() -> None:
     text = str(errors.PushError(7, {2: ValueError("broken"), 0: KeyError("k")}))
     for part in ("7", "worker 0", "KeyError", "worker 2", "broken", "worker_ids=[0, 2]"):
         assert part in text
+
+
+def test_a_push_error_offers_no_retry_for_who_is_only_behind() -> None:
+    """To push again would put it further behind. Mutant: name all in the retry."""
+    text = str(errors.PushError(7, {2: ValueError("broken"), 0: errors.LagExceeded("pid 5 uses version 3")}))
+    assert "worker_ids=[2]" in text
+    assert "pid 5" in text
+    text = str(errors.PushError(7, {0: errors.LagExceeded("pid 5 uses version 3")}))
+    assert "worker_ids" not in text

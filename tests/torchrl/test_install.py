@@ -1,0 +1,237 @@
+"""torchrl's names made to mean shmsync's classes: `install()`, `uninstall()` and `python -m shmsync run`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shmsync import survey
+from tests.helpers.collectors import free_port
+from tests.helpers.trainers import ROOT
+
+STOCK = Path(__file__).with_name("programs") / "stock.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def said(program: str) -> str:
+    """What a program prints; it has to end well."""
+    done = run("-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+# ── Programs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_program_of_torchrls_trains_through_shmsync(tmp_path: Path) -> None:
+    """Not a word of it knows shmsync; a look from outside finds its channel, both workers on it and versions that rise.
+    Mutant: replace the name in the module that defines it alone."""
+    with (tmp_path / "output").open("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "shmsync", "run", str(STOCK), "6", free_port()],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        seen: list[tuple[int, int]] = []
+        try:
+            begin = time.monotonic()
+            while process.poll() is None and time.monotonic() < begin + 90:
+                seen += channels_of(process.pid)
+                time.sleep(0.01)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    assert process.returncode == 0, text
+    assert text == "batch 40 <class 'shmsync.torchrl.updater.RPCWeightUpdater'>\n" * 6
+    assert {workers for version, workers in seen if version} >= {2}
+    assert len({version for version, _ in seen}) > 1
+
+
+def channels_of(pid: int) -> list[tuple[int, int]]:
+    """Version and number of subscribers of each channel of a process."""
+    try:
+        found = [survey.look(handle, time.time()) for handle in survey.handles(pid)]
+    except Exception:  # it comes, or it ends
+        return []
+    return [(one.version, len(one.subscribers)) for one in found]
+
+
+def script(folder: Path, text: str, name: str = "program.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_program_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> None:
+    """Its arguments, options of ours among them, its name, its folder first on the path, and its exit code. Mutant:
+    let argparse have the arguments."""
+    script(tmp_path, "value = 3", "beside.py")
+    path = script(
+        tmp_path,
+        "import sys, beside, pickle\ndef f(): pass\npickle.loads(pickle.dumps(f))\n"
+        "print(__name__, __file__, sys.argv, beside.value)\nsys.exit(7)",
+    )
+    done = run("-m", "shmsync", "run", str(path), "--json", "-m", "run")
+    assert done.stdout == f"__main__ {path} ['{path}', '--json', '-m', 'run'] 3\n"
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_module_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> None:
+    """As `python -m` would. Mutant: leave sys.argv[0] alone."""
+    script(tmp_path, "", "package/__init__.py")
+    path = script(tmp_path, "import sys; print(__spec__.name, sys.argv[0], sys.argv[1:])", "package/program.py")
+    done = run("-m", "shmsync", "run", "-m", "package.program", "-h", cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"package.program {path} ['-h']\n")
+
+
+def test_an_error_looks_as_if_python_had_started_the_program(tmp_path: Path) -> None:
+    """Also one of shmsync's own, which the command line would tell in one line. Mutant: leave the frames above in."""
+    path = script(tmp_path, "import shmsync\ndef f():\n    raise shmsync.ShmSyncError('text')\nf()\n")
+    ours, pythons = run("-m", "shmsync", "run", str(path)), run(str(path))
+    assert "ShmSyncError: text" in ours.stderr
+    assert (ours.returncode, ours.stderr, ours.stdout) == (pythons.returncode, pythons.stderr, pythons.stdout)
+
+
+@pytest.mark.parametrize("arguments", [["/nowhere/program.py"], []], ids=["missing", "none"])
+def test_no_program_is_one_line_and_exit_2(arguments: list[str]) -> None:
+    done = run("-m", "shmsync", "run", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert all(argument in done.stderr for argument in arguments)
+
+
+# ── Names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = """
+import shmsync, sys
+from pkgutil import resolve_name
+def updaters():
+    found = [resolve_name(f"torchrl.collectors.distributed{rpc}:RPCWeightUpdater") for rpc in ("", ".rpc")]
+    assert len(set(found)) == 1
+    return found[0]
+"""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["torchrl first", "install first"])
+def test_torchrls_name_means_ours_until_uninstall(before: bool) -> None:
+    """Twice installed is once installed; afterwards there is what was there. Mutants: remember the second time what
+    the first has put there; don't wait for torchrl's import."""
+    program = f"""{NAMES}
+if {before}: import torchrl.collectors.distributed
+shmsync.install(); shmsync.install()
+assert ("torchrl" in sys.modules) is {before}
+from torchrl.collectors.distributed import RPCWeightUpdater
+assert RPCWeightUpdater is updaters() is shmsync.RPCWeightUpdater
+finders = list(sys.meta_path)
+shmsync.uninstall(); shmsync.uninstall()
+theirs = updaters()
+assert theirs.__module__ == "torchrl.collectors.distributed.rpc"
+assert isinstance(shmsync.RPCWeightUpdater(), theirs)
+shmsync.install()
+assert updaters() is shmsync.RPCWeightUpdater
+shmsync.uninstall()
+assert updaters() is theirs and sys.meta_path == finders
+import torchrl
+assert "Replacing" not in repr(torchrl.__spec__.loader)
+"""
+    assert said(program) == ""
+
+
+def test_uninstalled_before_torchrl_came_nothing_is_replaced() -> None:
+    """Mutant: leave the finder there."""
+    program = f"""{NAMES}
+finders = list(sys.meta_path)
+shmsync.install(); shmsync.uninstall()
+assert sys.meta_path == finders
+assert updaters().__module__ == "torchrl.collectors.distributed.rpc"
+"""
+    assert said(program) == ""
+
+
+def test_a_look_for_torchrl_does_not_use_install_up() -> None:
+    """And shmsync's updater may be the first to import it. Mutant: take the finder away when it is asked."""
+    program = f"""{NAMES}
+from importlib.util import find_spec
+shmsync.install()
+assert find_spec("torchrl") and find_spec("torchrl").loader.get_filename("torchrl").endswith("__init__.py")
+assert "torchrl" not in sys.modules
+ours = shmsync.RPCWeightUpdater
+assert updaters() is ours
+shmsync.uninstall()
+assert issubclass(ours, updaters()) and updaters() is not ours
+"""
+    assert said(program) == ""
+
+
+def test_a_program_may_still_choose_what_torchrl_chooses_otherwise() -> None:
+    """How multiprocessing starts processes. Mutant: import torchrl in install()."""
+    program = "import shmsync, multiprocessing as mp; shmsync.install(); mp.set_start_method('fork')"
+    assert said(program) == ""
+
+
+def test_what_somebody_else_has_put_there_stays() -> None:
+    """Mutant: put torchrl's back whatever is there."""
+    program = f"""{NAMES}
+import torchrl.collectors.distributed as d
+shmsync.install()
+d.RPCWeightUpdater = d.rpc.RPCWeightUpdater = None
+shmsync.uninstall()
+assert updaters() is None
+"""
+    assert said(program) == ""
+
+
+def test_schemes_are_replaced_where_shmsync_has_them() -> None:
+    """By module, by the name of the backend, and where Multi*Collectors take theirs; an entry that was not there goes
+    again. Mutant: set None back where there was nothing."""
+    program = f"""{NAMES}
+from torchrl.weight_update import weight_sync_schemes as table
+from torchrl import weight_update as w
+from torchrl.collectors import _multi_base
+class Ours(w.WeightSyncScheme): create_transport = None
+def found(): return [dict(table._WEIGHT_SYNC_SCHEMES), w.RPCWeightSyncScheme, w._rpc.RPCWeightSyncScheme,
+    w.SharedMemWeightSyncScheme, w._shared.SharedMemWeightSyncScheme, _multi_base.SharedMemWeightSyncScheme]
+before, names = found(), ("RPCWeightSyncScheme", "SharedMemWeightSyncScheme")
+for name in names: setattr(shmsync, name, type(name, (Ours,), {{}}))
+shmsync.install()
+rpc, shared = (getattr(shmsync, name) for name in names)
+assert found()[1:] == [rpc, rpc, shared, shared, shared]
+assert type(w.WeightSyncScheme.from_backend("rpc")) is rpc
+assert isinstance(rpc(), before[1])
+shmsync.uninstall()
+assert found() == before
+"""
+    assert said(program) == ""
+
+
+def test_without_torchrl_it_says_so(tmp_path: Path) -> None:
+    """Mutant: let the ModuleNotFoundError out."""
+    hidden = "import sys; sys.modules['torchrl'] = None; "
+    program = hidden + "import shmsync\ntry: shmsync.install()\nexcept shmsync.ShmSyncError as e: print(e)"
+    assert "torchrl is not installed" in said(program)
+    assert said(hidden + "import shmsync; shmsync.uninstall()") == ""
+    done = run("-c", hidden + "from shmsync.cli import main; sys.exit(main(['run', '/dev/null']))")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
