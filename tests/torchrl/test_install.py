@@ -214,6 +214,7 @@ from torchrl.collectors import _multi_base
 class Ours(w.WeightSyncScheme): create_transport = None
 def found(): return [dict(table._WEIGHT_SYNC_SCHEMES), w.RPCWeightSyncScheme, w._rpc.RPCWeightSyncScheme,
     w.SharedMemWeightSyncScheme, w._shared.SharedMemWeightSyncScheme, _multi_base.SharedMemWeightSyncScheme]
+table._WEIGHT_SYNC_SCHEMES.pop("shared")  # as in a release that does not have it
 before, names = found(), ("RPCWeightSyncScheme", "SharedMemWeightSyncScheme")
 for name in names: setattr(shmsync, name, type(name, (Ours,), {{}}))
 shmsync.install()
