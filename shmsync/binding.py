@@ -201,6 +201,8 @@ class Binding:
             _take_gate(self, module)
         if self in self._subscriber._bindings:
             self._subscriber._bindings.remove(self)
+        self._subscriber.wish()
+        self._subscriber.unmap_retired()
 
     def _leave_slot(self) -> None:
         streams = self._streams

@@ -168,6 +168,7 @@ class Store:
         self._versions = self._top.words(self.head.table_offset, self.head.slots * _ENTRY_WORDS)
         self.host = HostRing(self.fd, self.head, self._top, self._place, self._control.name)
         self.rings: Rings | None = None
+        self._warned = False
         self._given: Changes | None = None
         self._written: list[int] = []
         self._deadline = 0.0
@@ -238,8 +239,18 @@ class Store:
         if given.on_host is None:
             given.on_host = device.torch_side.all_on_host(given.tensors)
         wished = self._control.wished()
-        if self.rings is None and not given.on_host and device.reason() is None:
-            self.rings = self._make_rings()
+        if self.rings is None and not given.on_host:
+            why = device.reason()
+            if why is None:
+                self.rings = self._make_rings()
+            elif not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s: weights on devices are copied to the host one by one: %s. `python -m shmsync doctor` tells "
+                    "what is missing",
+                    self._control.name,
+                    why,
+                )
         if wished or self.rings is not None:
             wishes = self._control.wishes() if wished or self.rings is None else None
             if self.rings is None and wishes is not None and wishes.devices:

@@ -152,7 +152,7 @@ def attempt(index: int | None = None) -> Iterator[None]:
     try:
         with nullcontext() if index is None else torch_side.current(index):
             yield
-    except ShmSyncError:
+    except (ShmSyncError, RecursionError, NotImplementedError):
         raise
     except RuntimeError as error:  # of torch too: out of memory, a context that did not outlive a fork
         raise DeviceError(str(error), getattr(error, "name", type(error).__name__)) from error
@@ -187,6 +187,11 @@ def register(index: int, address: int, nbytes: int) -> None:
 def unregister(pid: int, index: int, address: int) -> None:
     """Undo that; as `give_back`."""
     give_back(pid, lambda _, registered: runtime.host_unregister(registered), index, address)
+
+
+def synchronized(index: int) -> None:
+    """Wait for all work on a device; what goes wrong is only logged: then nothing works there any more."""
+    give_back(os.getpid(), torch_side.synchronize, index)
 
 
 class Memory:

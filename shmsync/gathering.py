@@ -43,7 +43,7 @@ def _kernel(index: int) -> int | None:
             try:
                 with device.attempt(index):
                     _kernels[index] = device.runtime.gather_kernel(index, code)
-            except (DeviceError, ValueError) as error:
+            except (DeviceError, ValueError, AttributeError) as error:
                 _say(index, error)
     return _kernels[index]
 

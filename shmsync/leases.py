@@ -116,7 +116,9 @@ def _shared_locks(fdinfo: str, inode: int) -> Iterator[int]:
         # lock: 1: OFDLCK ADVISORY READ -1 00:01:1027 1099511627777 1099511627777
         parts = line.split()
         if len(parts) == 9 and parts[2] == "OFDLCK" and parts[4] == "READ" and parts[6].endswith(f":{inode}"):
-            yield int(parts[7])
+            # Locks on neighbouring bytes are one line.
+            last = wire.OWNER_LOCK + wire.MAX_SLOTS if parts[8] == "EOF" else int(parts[8])
+            yield from range(int(parts[7]), min(last, wire.OWNER_LOCK + wire.MAX_SLOTS) + 1)
 
 
 def _ring_byte(ring: int, slot: int) -> int:

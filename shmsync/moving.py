@@ -30,7 +30,6 @@ def move(subscriber: Subscriber, handle: Handle) -> None:
         )
     if any(binding.inside() for binding in subscriber._bindings):
         raise ShmSyncError("Expected no forward and no hold() of this thread to go on; reattach after it")
-    subscriber.let_pass(wait=True)
     _check_leases_before(subscriber)
     other = _opened(subscriber, handle)
     subscriber._moving = True
@@ -85,6 +84,7 @@ def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
 def _check_leases_before(subscriber: Subscriber) -> None:
     """The same while the bindings hold theirs. In the middle of a switch one has two: so look more than once."""
     for _ in range(_LOOKS):
+        subscriber.let_pass(wait=True)
         with subscriber._locked():
             if _held(subscriber) <= sum(bool(binding.version) for binding in subscriber._bindings):
                 return

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -198,7 +199,8 @@ class Publisher:
             store = self._define(build(flatten(source), self._dtype))
         published = store.publish(rows, store.sources.changes(source, partial), wait)
         if store.rings is not None and not self._serving:
-            self._serving = serve(self._control.calls, self._bring)
+            with suppress(RuntimeError):  # there can't be another thread now: at the next publish, then
+                self._serving = serve(self._control.calls, self._bring)
         return published
 
     def _finish_later(self, rest: Callable[[], int]) -> None:

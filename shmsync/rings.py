@@ -282,7 +282,9 @@ class Rings:
             for ring in whole:
                 self._copy_whole(base, ring, push.slot)
         elif whole:  # the ring that has the rest has no room for this push
-            base = next(ring for ring in self._all() if self._holds(ring, push.source))
+            base = next((ring for ring in self._all() if self._holds(ring, push.source)), None)
+            if base is None:
+                raise DeviceError("No ring holds the newest version any more, so a partial push can't complete it")
             for ring in whole:
                 self._copy_missing(base, push.source, ring, push.slot, missing)
 
@@ -298,8 +300,14 @@ class Rings:
         stream.copy(ring.address(slot), source.address(slot), self._layout.slot_nbytes)
 
     def _synchronize(self) -> None:
+        errors = []
         for stream in self._streams.values():
-            stream.synchronize()
+            try:
+                stream.synchronize()
+            except DeviceError as error:  # the others are waited for all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     # --- what was published before
 
@@ -310,8 +318,10 @@ class Rings:
             holding = [ring for ring in self._all() if version and ring.version(slot) == version]
             for ring in self._wanted() if holding else ():
                 if ring not in holding and self._ensure(ring, slot):
-                    self._copy_whole(holding[0], ring, slot)
-                    self._synchronize()
+                    try:
+                        self._copy_whole(holding[0], ring, slot)
+                    finally:
+                        self._synchronize()
                     ring.store_version(slot, version)
                     ring.synced.add(slot)
                     copied = True
@@ -345,8 +355,8 @@ class Rings:
 
     def nbytes(self) -> int:
         """The bytes that are allocated on devices for weights."""
-        areas = sum(area.memory.nbytes for area in self._areas.values())
-        return areas + sum(ring.nbytes() for ring in self._devices.values())
+        areas = sum(area.memory.nbytes for area in list(self._areas.values()))
+        return areas + sum(ring.nbytes() for ring in list(self._devices.values()))
 
     def count(self) -> int:
         """How many device rings there are."""

@@ -44,18 +44,26 @@ class ReaderStreams:
             try:
                 events += [device.Event(index, stream) for stream in used]
             except DeviceError:  # somebody has destroyed a stream, with work that may still be going on
-                device.torch_side.synchronize(index)
+                device.synchronized(index)
             used.clear()
         return events
 
     def before_copying(self, events: Iterable[device.Event]) -> None:
         """What is copied on this thread's current streams from now on comes after `events`."""
         for event in events:
-            device.wait(event.index, device.torch_side.stream(event.index), event)
+            try:
+                device.wait(event.index, device.torch_side.stream(event.index), event)
+            except DeviceError:
+                device.synchronized(event.index)
 
     def copied(self) -> None:
         """What was copied on this thread's current streams comes before all forwards from now on."""
         for index, used in self._used.items():
-            stream = device.torch_side.stream(index)
-            used.add(stream)
-            self._copied[index] = device.Event(index, stream), {stream}
+            try:
+                stream = device.torch_side.stream(index)
+                used.add(stream)
+                self._copied[index] = device.Event(index, stream), {stream}
+            except DeviceError:
+                # The parameters are pointed already, so that nothing may fail here.
+                self._copied.pop(index, None)
+                device.synchronized(index)

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +90,12 @@ class Subscriber:
         self._left: list[int] = []  # slots that a switch has left, still to be swept
         self._moving = False  # to another channel: no switch now
         self._absent = 0  # the word of a version whose bytes are still to come to the memory where they are needed
-        self._passing: list[tuple[int, list[device.Event]]] = []  # leases that end when streams have come so far
+        self._passing: list[_Passing] = []
+        self._pass_due = False
         self._imports: Imports | None = None
         self._wished: tuple[list[bytes], bool] = [], True
         self._wants_host = self._leases_on_host = False
-        self._warned_written = self._warned_moved = False
+        self._warned_written = self._warned_moved = self._warned_copies = False
         self._locks = Locks(places.open_ctl(self.handle, os.O_RDONLY))
         self._open, self._listed = True, listed
         self._own()
@@ -360,11 +362,19 @@ class Subscriber:
         before = bound.word
 
         def pointed(word: int) -> None:
-            events = point(self._views(data, word, memories))
-            if before and events:
-                with self._locked():  # a lease more, which ends when they have come
-                    data.holder.counts[slots.slot_of(before)] += 1
-                    self._passing.append((slots.slot_of(before), events))
+            views = self._views(data, word, memories)
+            left: _Passing | None = None
+            if before and any(memory >= 0 for memory in memories):
+                left = _Passing(slots.slot_of(before))
+                with self._locked():  # a lease more, before the slot is left: it ends with its readers' streams
+                    data.holder.counts[left.slot] += 1
+                    self._passing.append(left)
+            events: list[device.Event] = []
+            try:
+                events = point(views)
+            finally:
+                if left is not None:
+                    left.events = events
 
         try:
             word = self._run(data, slots.switch(data.holder, bound), pointed)
@@ -379,7 +389,7 @@ class Subscriber:
             if before and data.head.layout.slot_nbytes >= _SWEPT_NBYTES:
                 self._left.append(slots.slot_of(before))
             if self._imports is not None:
-                self._imports.unmap_retired(set(data.holder.counts))
+                self.unmap_retired()
                 self.wish()
         return word
 
@@ -445,6 +455,8 @@ class Subscriber:
             return
         memories = {memory for binding in self._bindings for memory in binding.memories}
         devices = [memory for memory in sorted(memories) if memory >= 0 and self._can_map(memory)]
+        if any(memory >= 0 for memory in memories) and (why := device.reason()):
+            self._warn_of_copies(why)
         # A binding that is not on devices alone, or has not got there yet, reads on the host; so do leases.
         on_devices = bool(devices) and len(devices) == len(memories) and self._is_mapped(devices)
         host = self._wants_host or self._leases_on_host or not on_devices
@@ -454,6 +466,16 @@ class Subscriber:
             line.wishes(*wished)
             Bell(ctl, wire.CTL_WISHES_OFFSET).call()
 
+    def _warn_of_copies(self, why: str) -> None:
+        if not self._warned_copies:
+            self._warned_copies = True
+            warnings.warn(
+                f"Process {os.getpid()} can't map weights on devices, and copies them from the host at each version: "
+                f"{why}. `python -m shmsync doctor` tells what is missing",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _can_map(self, memory: int) -> bool:
         return self._imports.possible(memory) if self._imports is not None else device.reason() is None
 
@@ -461,19 +483,32 @@ class Subscriber:
         return self._imports is not None and all(self._imports.has(memory) for memory in devices)
 
     def let_pass(self, wait: bool = False) -> None:
-        """End the leases whose readers' streams have come to their ends, or wait for that."""
+        """End the leases whose readers' streams have come to their ends, or wait for that. What the publisher wants
+        back, and nobody here uses any more, is unmapped."""
         with self._locked():
             passing, self._passing = self._passing, []
-            for slot, events in passing:
-                if all(_has_passed(event, wait) for event in events):
-                    self._released.append(slot)
+            for one in passing:
+                if one.events is not None and all(_has_passed(event, wait) for event in one.events):
+                    self._released.append(one.slot)
                 else:
-                    self._passing.append((slot, events))
+                    self._passing.append(one)
+        self.unmap_retired()
 
-    def _let_pass_later(self, _: int) -> None:
+    def unmap_retired(self) -> None:
+        """Give mappings back that the publisher wants to have back."""
+        if self._imports is not None and self._data is not None:
+            self._imports.unmap_retired(set(self._data.holder.counts))
+
+    def _pass_later(self) -> None:
+        """Have somebody look again soon: one entry in the sweep's queue, however many ask for it."""
+        if self._passing and not self._pass_due:
+            self._pass_due = True
+            sweep.later(self._let_pass_now, 0)
+
+    def _let_pass_now(self, _: int) -> None:
+        self._pass_due = False
         self.let_pass()
-        if self._passing:
-            sweep.later(self._let_pass_later, 0)
+        self._pass_later()
 
     def release(self, bound: slots.Bound) -> None:
         """End a binding's lease, after its parameters have left the slot."""
@@ -496,8 +531,7 @@ class Subscriber:
                 sweep.later(self.sweep, slot)
         if self._passing:
             self.let_pass()
-            if self._passing:
-                sweep.later(self._let_pass_later, 0)
+            self._pass_later()
 
     def sweep(self, slot: int) -> None:
         """See whether a slot that was left has private pages. If something may still write there, say nothing.
@@ -574,7 +608,9 @@ class Subscriber:
         self._data_word = _NO_DATA
         if self._imports is not None:
             self._imports.abandon()  # a child has no use of its parent's devices
-        self._passing = []
+        with self._locked():  # the parent's streams are nobody's here
+            self._released.extend(one.slot for one in self._passing)
+            self._passing, self._pass_due = [], False
         if self._open:
             self._join(self._listed)
 
@@ -708,6 +744,14 @@ class _Absent(Exception):
     def __init__(self, word: int) -> None:
         self.word = word
         super().__init__(word)
+
+
+@dataclass
+class _Passing:
+    """A lease on a slot that was left: it ends when events have come; None = they are not known yet."""
+
+    slot: int
+    events: list[device.Event] | None = None
 
 
 def _has_passed(event: device.Event, wait: bool) -> bool:

@@ -311,6 +311,29 @@ def test_an_explicit_map_that_cannot_be_is_an_error(side, publisher, monkeypatch
     subscriber.close()
 
 
+def test_without_a_runtime_it_is_copied_with_one_warning(side, publisher, monkeypatch, caplog) -> None:
+    trainer = policy(side, 0)
+    channel = publisher(trainer)
+    monkeypatch.setattr(device, "reason", lambda: "nothing here")
+    fill(side, trainer, 1)
+    side.fake.drain()
+    channel.publish()
+    with shmsync.Subscriber(channel.handle) as subscriber:
+        module = policy(side, 0)
+        with pytest.warns(RuntimeWarning, match="copies them from the host at each version: nothing here"):
+            binding = subscriber.bind(module)
+        for version in (2, 3):  # another warning would be an error
+            fill(side, trainer, version)
+            side.fake.drain()
+            channel.publish()
+            subscriber.refresh()
+            assert (binding.version, binding.mode) == (version, "copy")
+            seen = Policy.forward(module)
+            side.fake.drain()
+            assert values(seen) == {version}
+    assert sum("one by one: nothing here" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_closing_leaves_the_module_with_its_values_on_its_device(side, publisher, reader) -> None:
     trainer = policy(side, 0)
     channel = publisher(trainer)

@@ -177,6 +177,18 @@ def test_who_holds_nothing_is_not_named(narrow, subscriber, peer) -> None:
     assert "bystander" not in str(raised.value)
 
 
+def test_neighbouring_slots_have_a_line_together(publisher, subscriber) -> None:
+    """The kernel merges their locks. Mutant: read a line's first byte."""
+    channel = publisher(filled(SHAPES, 0), max_slots=3, timeout=0.3)
+    follower = subscriber(channel)
+    leases = burst(channel, follower, 3)
+    with pytest.raises(SlotsExhausted) as raised:
+        push(channel, 4)
+    for number in (1, 2, 3):
+        assert f"holds version {number} in slot {number - 1}" in str(raised.value)
+    leases.clear()
+
+
 def hold_and_close(state, handle: str) -> None:
     subscriber = shmsync.Subscriber(handle)
     state.lease = subscriber.lease()
