@@ -90,14 +90,19 @@ class Binding:
 
     def refresh(self) -> int:
         """Switch now if there is news and no forward goes on; waits at most 100 ms for one. The version in use."""
-        version = self.follow()
+        if self._open:
+            self._gate.try_switch()
         self._subscriber.sweep_left()
-        return version
+        return self.version
 
     def follow(self) -> int:
-        """As `refresh`, for who is awaited: the slot that was left is not looked at now, but by `Subscriber.answer` or
-        at the next forward."""
-        if self._open:
+        """As `refresh`, for who is awaited, on a thread that is none of the module's: the slot that was left is not
+        looked at now, but by `Subscriber.answer` or at the next forward.
+
+        What may be in a CUDA graph is left to its own thread, at its next forward: that may be capturing the graph now,
+        and what other threads ask of the device then would spoil it.
+        """
+        if self._open and not (self._steady and self._streams is not None):
             self._gate.try_switch()
         return self.version
 

@@ -408,6 +408,20 @@ def test_what_may_be_in_a_graph_keeps_its_addresses(side, publisher, kind) -> No
     subscriber.close()
 
 
+def test_another_thread_does_not_switch_what_may_be_in_a_graph(side, publisher) -> None:
+    """It may be captured just then. Mutant: let `follow` switch whatever it is."""
+    trainer = policy(side, 0)
+    channel = publisher(trainer)
+    publish(side, channel, trainer, 1)
+    modules = {compiled: policy(side, 0) for compiled in (False, True)}
+    modules[True].compile(backend="eager")
+    with shmsync.Subscriber(channel.handle) as subscriber:
+        bindings = {compiled: subscriber.bind(module) for compiled, module in modules.items()}
+        publish(side, channel, trainer, 2)
+        assert {compiled: binding.follow() for compiled, binding in bindings.items()} == {False: 2, True: 1}
+        assert {binding.refresh() for binding in bindings.values()} == {2}
+
+
 def test_a_forward_that_is_captured_in_a_graph_switches_nothing(side, publisher, reader) -> None:
     trainer = policy(side, 0)
     channel = publisher(trainer)
