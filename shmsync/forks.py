@@ -6,7 +6,7 @@ long as any child, and a child would have none of its own.
 
 from __future__ import annotations
 
-import _thread
+import ctypes
 import os
 import threading
 import time
@@ -32,6 +32,7 @@ class Forkable(Protocol):
 # How long a fork waits for one lock before it lets go of all: whoever holds that one may be waiting for another.
 PATIENCE_SECONDS = 0.05
 _PAUSE_SECONDS = 0.001
+_AFTER_SECONDS = 0.1
 
 # While something is being made it has descriptors and locks that nobody would tell of a fork.
 _making = threading.RLock()
@@ -101,9 +102,14 @@ def _in_parent() -> None:
     _let_go()
     error, _interrupted = _interrupted, None
     if isinstance(error, KeyboardInterrupt):
-        threading.Timer(_PAUSE_SECONDS, _thread.interrupt_main).start()  # after this, which would swallow it
+        # After the hooks of everybody else too: they would swallow it. Not by SIGINT, which may be ignored here.
+        threading.Timer(_AFTER_SECONDS, _interrupt, (threading.get_ident(),)).start()
     elif error is not None:
         raise error
+
+
+def _interrupt(thread: int) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
 
 
 def _in_child() -> None:
