@@ -6,13 +6,14 @@ The runtime is looked for once in a process, so all tests of a run have the fake
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import shmsync
 from shmsync import device
 from shmsync.devicering import sweep_parked
+from tests.device.support import Reader
 from tests.fakes.torch_side import FakeTorch, install
 from tests.helpers.fixtures import nothing_left, peer, publisher, subscriber
 
@@ -52,6 +53,21 @@ def side(nothing_left: None, request: pytest.FixtureRequest) -> Iterator[FakeTor
     after = _counts(_side)
     assert after == before, f"not given back: {after} instead of {before}"
     assert not _side.fake.violations()[known:]
+
+
+@pytest.fixture
+def reader(side: FakeTorch, publisher: object) -> Iterator[Callable[..., Reader]]:
+    """Makes readers of a publisher, on a device or the host."""
+    made: list[Reader] = []
+
+    def make(of: shmsync.Publisher, index: int, mode: str = "auto") -> Reader:
+        made.append(Reader(side, of.handle, index, mode))
+        return made[-1]
+
+    yield make
+    side.fake.limit(0, 1 << 40)  # to let go takes room, which a test may have taken away
+    while made:
+        made.pop().close()
 
 
 def _counts(side: FakeTorch) -> dict[str, int]:

@@ -5,28 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import shmsync
 from shmsync import device, sweep
 from shmsync.errors import DeviceError
-from tests.device.support import Reader, fill, policy
+from tests.device.support import fill, policy
 from tests.fakes.torch_side import FakeTorch
-
-
-@pytest.fixture
-def reader(side: FakeTorch, publisher: object) -> Iterator[Callable[..., Reader]]:
-    made: list[Reader] = []
-
-    def make(of: shmsync.Publisher, index: int) -> Reader:
-        made.append(Reader(side, of.handle, index))
-        return made[-1]
-
-    yield make
-    while made:
-        made.pop().close()
 
 
 def publish(side: FakeTorch, channel: shmsync.Publisher, module: object, version: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -15,19 +14,6 @@ from tests.device.support import Reader, fill, policy, values
 from tests.fakes.torch_side import FakeTorch
 
 GUARD_ON_AND_OFF = pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "guard off"])
-
-
-@pytest.fixture
-def reader(side: FakeTorch, publisher: object) -> Iterator[Callable[..., Reader]]:
-    made: list[Reader] = []
-
-    def make(of: shmsync.Publisher, index: int) -> Reader:
-        made.append(Reader(side, of.handle, index))
-        return made[-1]
-
-    yield make
-    while made:
-        made.pop().close()
 
 
 @GUARD_ON_AND_OFF

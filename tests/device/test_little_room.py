@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,20 +21,6 @@ from tests.helpers.processes import Peer
 
 HOST = device.HOST
 PLENTY = 1 << 40
-
-
-@pytest.fixture
-def reader(side: FakeTorch, publisher: object) -> Iterator[Callable[..., Reader]]:
-    made: list[Reader] = []
-
-    def make(of: shmsync.Publisher, index: int, mode: str = "auto") -> Reader:
-        made.append(Reader(side, of.handle, index, mode))
-        return made[-1]
-
-    yield make
-    side.fake.limit(0, PLENTY)
-    while made:
-        made.pop().close()
 
 
 def publish(side: FakeTorch, channel: shmsync.Publisher, module: nn.Module, version: int, *names: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,19 +16,6 @@ from tests.device.support import Policy, Reader, fill, policy, values
 from tests.fakes.torch_side import FakeTorch
 
 HOST = device.HOST
-
-
-@pytest.fixture
-def reader(side: FakeTorch, publisher: object) -> Iterator[Callable[..., Reader]]:
-    made: list[Reader] = []
-
-    def make(of: shmsync.Publisher, index: int, mode: str = "auto") -> Reader:
-        made.append(Reader(side, of.handle, index, mode))
-        return made[-1]
-
-    yield make
-    while made:
-        made.pop().close()
 
 
 def publish(side: FakeTorch, channel: shmsync.Publisher, module: nn.Module, version: int) -> None:
