@@ -64,6 +64,13 @@ def fill(side: FakeTorch, module: nn.Module, value: int, names: Iterable[str] | 
             side.fake.fill(index, side.stream(index), tensor.data_ptr(), tensor.nbytes, value)
 
 
+def publish(side: FakeTorch, channel: shmsync.Publisher, module: nn.Module, version: int, *names: str) -> None:
+    """Step to a version and push it; with names, a partial push of these parameters."""
+    fill(side, module, version, names or None)
+    given = {name: getattr(module, name) for name in names} or module
+    channel.publish(given, partial=bool(names))
+
+
 def values(seen: list[Seen] | list[bytes]) -> set[int]:
     """The bytes that a forward saw, once its kernels are done."""
     found: set[int] = set()

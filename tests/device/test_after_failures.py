@@ -9,16 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import shmsync
 from shmsync import device, sweep
 from shmsync.errors import DeviceError
-from tests.device.support import fill, policy
-from tests.fakes.torch_side import FakeTorch
-
-
-def publish(side: FakeTorch, channel: shmsync.Publisher, module: object, version: int) -> None:
-    fill(side, module, version)
-    channel.publish(module)
+from tests.device.support import fill, policy, publish
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-import shmsync
 from shmsync import device, imports, ringtable
 from shmsync import subscriber as subscribers
-from tests.device.support import Reader, fill, policy, values
-from tests.fakes.torch_side import FakeTorch
+from tests.device.support import Reader, fill, policy, publish, values
 
 GUARD_ON_AND_OFF = pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "guard off"])
 
@@ -80,11 +78,6 @@ def test_a_ring_that_holds_another_version_is_not_read(side, publisher, reader, 
         second.forward()
     side.fake.drain()
     assert bool(second.wrong()) != guarded
-
-
-def publish(side: FakeTorch, channel: shmsync.Publisher, module: object, version: int) -> None:
-    fill(side, module, version)
-    channel.publish(module)
 
 
 @pytest.mark.parametrize("moved_from", [device.HOST, 1])

@@ -9,24 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import shmsync
 from shmsync import device
 from shmsync.errors import DeviceError
 from tests.device import remote
-from tests.device.support import Policy, Reader, fill, policy, values
+from tests.device.support import Policy, Reader, fill, policy, publish, values
 from tests.fakes.torch_side import FakeTorch
 from tests.helpers.processes import Peer
 
 HOST = device.HOST
 PLENTY = 1 << 40
-
-
-def publish(side: FakeTorch, channel: shmsync.Publisher, module: nn.Module, version: int, *names: str) -> None:
-    fill(side, module, version, names or None)
-    given = {name: getattr(module, name) for name in names} or module
-    channel.publish(given, partial=bool(names))
 
 
 def no_more_room(side: FakeTorch) -> None:
