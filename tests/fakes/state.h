@@ -191,9 +191,10 @@ struct State {
   Address new_handle() { return next_handle += 0x100; }
 };
 
-inline State& state() {
-  static State* const it = new State;  // not destroyed: other threads may still be in a call when the process ends
-  return *it;
-}
+// Not destroyed: other threads may still be in a call when the process ends. Made when the library is opened, not at the
+// first call: the fake is built without ThreadSanitizer, which would not see that threads wait for a function's static.
+inline State* const the_state = new State;
+
+inline State& state() { return *the_state; }
 
 }  // namespace fake
