@@ -59,9 +59,9 @@ class Control:
         self.place.show(places.CTL, self._fd)  # not before it is locked: without an owner it would be cleared away
         self.handle: Handle = self.place.handle(self._fd, self.head.nonce, self.head.epoch)
 
-    def define(self, layout: Layout, timeout: float, checksum: bool) -> Store:
+    def define(self, layout: Layout, timeout: float, checksum: bool, first_version: int = 1) -> Store:
         """Make DATA and let CTL name it."""
-        self.store = Store(layout, self, timeout, checksum)
+        self.store = Store(layout, self, timeout, checksum, first_version)
         self.mapping.words(wire.CTL_DATA_OFFSET, 1)[0] = self.store.fd + 1
         return self.store
 
@@ -147,10 +147,12 @@ class Published(NamedTuple):
 class Store:
     """DATA: performs the operations of the slot protocol on real words, locks and bytes."""
 
-    def __init__(self, layout: Layout, control: Control, timeout: float, checksum: bool) -> None:
+    def __init__(
+        self, layout: Layout, control: Control, timeout: float, checksum: bool, first_version: int = 1
+    ) -> None:
         raw, self.head = wire.pack_data(layout, control.head, checksum)
         check_file_size(self.head.nbytes, "The data segment")
-        self.writer = slots.Writer(len(layout), control.head.slots)
+        self.writer = slots.Writer(len(layout), control.head.slots, version=first_version - 1)
         self.sources = Sources(layout)
         self._control, self._locks, self._timeout = control, control.locks, timeout
         self._place = control.place

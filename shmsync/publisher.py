@@ -35,6 +35,8 @@ from .weights import flatten
 
 _log = logging.getLogger("shmsync")
 _END_SECONDS = 5.0
+# A version has 48 bits in a row's word; half of them are left to count.
+_LAST_FIRST_VERSION = 2**47
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Publisher:
     other pid namespaces of this host: files in the directory ``SHMSYNC_DIR``, else /dev/shm. ``max_subscribers``: how
     many may attach, and the bound of worker ids. ``max_slots``: None = 3 * max_subscribers + 2. ``timeout``: seconds
     that a publish waits for a slot once ``max_slots`` is reached. ``checksum``: store checksums with each version, for
-    ``Subscriber.verify``. ``name``: for people.
+    ``Subscriber.verify``. ``first_version``: the number of the first version, for one that goes on where another
+    publisher has ended. ``name``: for people.
 
     Raises UnsupportedLeaf, LayoutError, OutOfSharedMemory; ShmSyncError for an option that can't be, ChannelError for a
     directory that can't be used.
@@ -75,9 +78,11 @@ class Publisher:
         max_slots: int | None = None,
         timeout: float = 60.0,
         checksum: bool = False,
+        first_version: int = 1,
         name: str | None = None,
     ) -> None:
         _check_options(dtype, storage, max_subscribers, max_slots, checksum)
+        self.first_version = _checked_first(first_version)
         self._source, self._dtype, self._timeout, self._checksum = weights, dtype, timeout, checksum
         table = None if weights is None else flatten(weights)
         layout = None if table is None else build(table, dtype)
@@ -235,7 +240,7 @@ class Publisher:
 
     def _define(self, layout: Layout) -> Store:
         with forks.making():
-            self._store = self._control.define(layout, self._timeout, self._checksum)
+            self._store = self._control.define(layout, self._timeout, self._checksum, self.first_version)
         return self._store
 
     def _rows(self, worker_ids: int | Iterable[int] | None) -> list[int]:
@@ -341,6 +346,12 @@ def _end(control: Control, pid: int, mutex: threading.Lock) -> None:
     finally:
         if taken:
             mutex.release()
+
+
+def _checked_first(version: int) -> int:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _LAST_FIRST_VERSION:
+        raise ShmSyncError(f"Expected first_version from 1 to {_LAST_FIRST_VERSION}, got {version!r}")
+    return version
 
 
 def _check_options(

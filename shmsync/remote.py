@@ -6,10 +6,12 @@ plain numbers travel.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,6 +35,10 @@ class Attachment(Protocol):
 
     target: Any
 
+    @property
+    def newest(self) -> int:
+        """The newest version that it has seen; 0 = none."""
+
     def notified(self) -> tuple[int, int]:
         """React to a notification: switch now if that is the right moment, and say which versions there are."""
 
@@ -54,6 +60,11 @@ class Following:
     def notified(self) -> tuple[int, int]:
         """As Attachment says."""
         raise NotImplementedError
+
+    @property
+    def newest(self) -> int:
+        """As Attachment says."""
+        return self._subscriber.seen
 
     def listen(self) -> None:
         """As Attachment says."""
@@ -101,6 +112,8 @@ Maker = Callable[[Any, Subscribe], Attachment]
 
 _attached: dict[tuple[str, int], Attachment] = {}
 _epochs: dict[str, int] = {}  # of all channels that were ever attached to
+# By id, since targets need not be hashable: the newest version that each had from channels that it has left.
+_left: dict[int, tuple[weakref.ref[Any], int]] = {}
 _lock = threading.RLock()
 
 
@@ -216,7 +229,29 @@ def forget(target: Any) -> None:
 def _forget(nonce: str, worker_id: int) -> None:
     old = _attached.pop((nonce, worker_id), None)
     if old is not None:
+        _remember(old)
         old.close()
+
+
+def _remember(left: Attachment) -> None:
+    newest = max(left.newest, _had(left.target))
+    for key in [key for key, (reference, _) in _left.items() if reference() is None]:
+        del _left[key]
+    with contextlib.suppress(TypeError):  # not every object can be referred to weakly
+        _left[id(left.target)] = weakref.ref(left.target), newest
+
+
+def _had(target: Any) -> int:
+    reference, newest = _left.get(id(target), (lambda: None, 0))
+    return newest if reference() is target else 0
+
+
+def last_version(rref: Any) -> int:
+    """RPC entry: the newest version of any channel that the object of `rref` has followed here; 0 = none."""
+    target = rref.local_value()
+    with _lock:
+        following = [known.newest for known in _attached.values() if known.target is target]
+    return max([_had(target), *following])
 
 
 def _subscribe(handle: Handle, worker_id: int, listed: bool) -> Subscriber:

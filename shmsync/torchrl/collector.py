@@ -5,6 +5,7 @@ Known by what it has, not by its class, so that every torchrl release that has t
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError, WaitTimeout
+from .stamps import Stamps
 
 _log = logging.getLogger("shmsync")
 
@@ -56,6 +58,7 @@ class CollectorAttachment(remote.Following):
     a forward, a notification switches at once.
 
     ``first_seconds``: how long the first forward waits for the trainer's first weights; 0 = it runs on its own.
+    ``stamped``: each step gets an entry with the version of its forward, see Stamps.
     ``names``: of several models that follow the channel together; they switch where the policy is called, and nowhere
     else in a rollout, so that a step sees one version of all of them.
     """
@@ -66,6 +69,7 @@ class CollectorAttachment(remote.Following):
         subscribe: remote.Subscribe,
         first_seconds: float = 0.0,
         names: tuple[str, ...] = (),
+        stamped: bool = False,
     ) -> None:
         super().__init__(collector, subscribe())
         self._running, self._first_seconds = 0, first_seconds
@@ -73,12 +77,13 @@ class CollectorAttachment(remote.Following):
         graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
         models = {name: _model(collector, name) for name in names} if names else {"": policy}
         self._binding = Binding(self._subscriber, models, wrap=False, steady=graphs)
-        self._binding.at_entry(self._stamp)
+        self._stamps = Stamps(collector, stamped)
+        self._binding.at_entry(self._stamps.set)
         self._own = _bare(collector._wrapped_policy)
         self._proxy = PolicyProxy(self._binding, self._own, self._await_first if first_seconds else None)
         setattr(collector, _CALLED_POLICY, self._proxy)
-        self._methods = {name: _bare(getattr(collector, name)) for name in ("next", "shutdown")}
-        collector.next, collector.shutdown = self._next, self._shutdown
+        self._methods = {name: _bare(getattr(collector, name)) for name in ("next", "rollout", "shutdown")}
+        collector.next, collector.rollout, collector.shutdown = self._next, self._rollout, self._shutdown
         if hasattr(collector, "policy_weights"):
             # It would keep the storages from before the binding alive, a second private copy of the weights.
             collector.policy_weights = TensorDict.from_module(policy)
@@ -110,11 +115,6 @@ class CollectorAttachment(remote.Following):
                 "scheme when all workers have started: has one of them failed?"
             ) from None
 
-    def _stamp(self, version: int) -> None:
-        tracker = getattr(self.target, "policy_version_tracker", None)
-        if tracker is not None and hasattr(tracker, "version"):
-            tracker.version = version
-
     def _steps_at_random(self) -> bool:
         frames = getattr(self.target, "init_random_frames", None) or 0
         return bool(getattr(self.target, "_frames", 0) < frames)
@@ -127,6 +127,10 @@ class CollectorAttachment(remote.Following):
         finally:
             with self._lock:
                 self._running -= 1
+
+    def _rollout(self, *args: Any, **kwargs: Any) -> Any:
+        self._stamps.begin()
+        return self._methods["rollout"](*args, **kwargs)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> Any:
         shutdown = self._methods["shutdown"]
@@ -163,6 +167,11 @@ class OuterAttachment:
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe(listed=False)
 
+    @property
+    def newest(self) -> int:
+        """The newest version that is addressed to the inner processes."""
+        return self._subscriber.seen
+
     def listen(self) -> None:
         """No answer from here: the roster's lines are the inner processes'."""
 
@@ -179,7 +188,12 @@ class CopyingAttachment:
     """A collector with inner processes that could not be reached when they started: it passes each version
     on itself."""
 
-    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+    def __init__(self, collector: Any, subscribe: remote.Subscribe, stamped: bool = False) -> None:
+        if stamped:
+            raise BindingError(
+                f"The inner processes of this {type(collector).__name__} had started before the channel was known, so "
+                "their steps can't be stamped: give RPCCollector the updater as weight_updater=, or leave stamp_steps="
+            )
         self.target, self._subscriber = collector, subscribe()
         self._passed_on = 0
         _log.warning(
@@ -188,6 +202,11 @@ class CopyingAttachment:
             self._subscriber.worker_id,
             type(collector).__name__,
         )
+
+    @property
+    def newest(self) -> int:
+        """The newest version that it has passed on."""
+        return self._passed_on
 
     def listen(self) -> None:
         """No answer but to messages: each is a copy to the inner processes, and two at once would be one too many."""
@@ -204,7 +223,11 @@ class CopyingAttachment:
 
 
 def attachment(
-    target: Any, subscribe: remote.Subscribe, first_seconds: float = 0.0, names: tuple[str, ...] = ()
+    target: Any,
+    subscribe: remote.Subscribe,
+    first_seconds: float = 0.0,
+    names: tuple[str, ...] = (),
+    stamped: bool = False,
 ) -> remote.Attachment:
     """The right attachment for an object: a collector, a collector of collectors, a module or what has one."""
     from .receiver import Receiver
@@ -213,14 +236,16 @@ def attachment(
     if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
         return OuterAttachment(target, subscribe)
     if hasattr(target, _CALLED_POLICY):
-        return CollectorAttachment(target, subscribe, first_seconds, names)
+        return CollectorAttachment(target, subscribe, first_seconds, names, stamped)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
-        return CopyingAttachment(target, subscribe)
+        return CopyingAttachment(target, subscribe, stamped)
     if hasattr(target, "policy") or isinstance(target, nn.Module):
         return remote.ModuleAttachment(target, subscribe)
     raise BindingError(f"Expected a collector, a module, or an object with a policy, got {type(target).__qualname__}")
 
 
-def attach(rref: Any, handle_text: str, worker_id: int, listening: bool) -> remote.Answer | remote.Failure:
+def attach(
+    rref: Any, handle_text: str, worker_id: int, listening: bool, stamped: bool = False
+) -> remote.Answer | remote.Failure:
     """RPC entry: `remote.attach` for a collector."""
-    return remote.attach_as(rref, handle_text, worker_id, listening, attachment)
+    return remote.attach_as(rref, handle_text, worker_id, listening, functools.partial(attachment, stamped=stamped))

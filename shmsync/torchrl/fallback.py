@@ -167,6 +167,11 @@ class Taking:
                 if hasattr(tracker, "version"):
                     tracker.version = version  # type: ignore[union-attr]
 
+    @property
+    def newest(self) -> int:
+        """The version in use."""
+        return self._version
+
     def notified(self) -> tuple[int, int]:
         return self._version, self._version
 

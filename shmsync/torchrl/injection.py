@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .receiver import IDLE, INNER, Receiver
+from .receiver import Receiver, stand_in
 
 
 def weights_of(collector: Any) -> Any:
@@ -17,23 +17,24 @@ def weights_of(collector: Any) -> Any:
     return policy if isinstance(policy, torch.nn.Module) else getattr(collector, "policy_weights", None)
 
 
-def inject(collector: Any, handle_text: str, fallback: bool) -> None:
+def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool) -> None:
     """Let each worker's collector be built with a receiver, where this torchrl release takes one and the
-    user gave none. ``fallback``: a worker that can't map the channel is built all the same."""
+    user gave none. ``fallback``: a worker that can't map the channel is built all the same. ``stamped``: see
+    Receiver."""
     kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
     if not isinstance(kwargs, list) or not inspect.isclass(kind):
         return
     # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
     inner = hasattr(kind, "_run_processes")
     name = "weight_sync_schemes" if inner else "weight_recv_schemes"
-    otherwise = (INNER if inner else IDLE) if fallback else None
+    otherwise = stand_in(kind, fallback)
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     if not any(name in inspect.signature(constructor).parameters for constructor in constructors):
         return
     for worker, given in enumerate(kwargs):
         mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
         if mine:
-            given[name] = {"policy": Receiver(handle_text, worker, otherwise)}
+            given[name] = {"policy": Receiver(handle_text, worker, otherwise, stamped=stamped)}
 
 
 def _is_torchrls_own(schemes: Any) -> bool:

@@ -67,14 +67,22 @@ class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
     ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer. ``bell``: workers
-    listen to it. ``fallback``: who can't map the channel gets the weights by RPC. Contract: the messages to all others
-    carry a channel id and numbers.
+    listen to it. ``fallback``: who can't map the channel gets the weights by RPC. ``stamped``: collectors stamp their
+    steps, see Stamps. Contract: the messages to all others carry a channel id and numbers.
     """
 
     def __init__(
-        self, handle: Handle, rref_of: Callable[[int], Any], answer: Answer, bell: bool, fallback: bool = False
+        self,
+        handle: Handle,
+        rref_of: Callable[[int], Any],
+        answer: Answer,
+        *,
+        bell: bool,
+        fallback: bool = False,
+        stamped: bool = False,
     ) -> None:
-        self._handle, self._rref_of, self._answer, self._bell = handle, rref_of, answer, bell
+        self._handle, self._rref_of, self._answer = handle, rref_of, answer
+        self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
         self.by_rpc = ByRpc(handle, self._call)
         self._fallback = fallback
@@ -213,7 +221,8 @@ class Messenger:
         except Exception as error:
             return error
         self._owners[worker, owner.name] = owner
-        future = self._call(owner, collector.attach, (rref, str(self._handle), worker, self._bell), timeout)
+        attaching = (rref, str(self._handle), worker, self._bell, self._stamped)
+        future = self._call(owner, collector.attach, attaching, timeout)
         return future if isinstance(future, BaseException) else _Attaching(rref, future)
 
     def _call(self, owner: Any, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
@@ -246,6 +255,20 @@ class Messenger:
         except ShmSyncError:  # no room on the roster for who reads for it: its own error stands
             return False
         return True
+
+
+def newest_used(rrefs: Iterable[Any], timeout: float) -> int:
+    """The newest version that the objects of these RRefs have followed, of any channel; who does not answer in time is
+    not counted."""
+    asked = []
+    for rref in rrefs:
+        with contextlib.suppress(Exception):  # a dead peer may be refused at once
+            asked.append(rpc.rpc_async(rref.owner(), remote.last_version, args=(rref,), timeout=timeout))
+    newest = 0
+    for future in asked:
+        with contextlib.suppress(Exception):
+            newest = max(newest, future.wait())
+    return newest
 
 
 class _Attaching(NamedTuple):

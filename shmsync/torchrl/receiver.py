@@ -27,6 +27,7 @@ class Receiver:
     ``otherwise``: what it becomes in a process that can't map the channel; None = there it is an error.
     ``first_seconds``: how long a collector's first forward waits for the trainer's first weights. ``names``: of all
     models of the channel, as torchrl has them, where there are several; ``name``: of the one that this stands for.
+    ``stamped``: each step says which version its forward used, see Stamps.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
     """
 
@@ -39,9 +40,11 @@ class Receiver:
         first_seconds: float = 0.0,
         name: str = "",
         names: tuple[str, ...] = (),
+        stamped: bool = False,
     ) -> None:
         self._handle_text, self._worker_id, self._otherwise = handle_text, worker_id, otherwise
         self._first_seconds, self._name, self._names = first_seconds, name, names
+        self._stamped = stamped
         self._reset()
 
     def _reset(self) -> None:
@@ -101,11 +104,13 @@ class Receiver:
         """Nothing to end: the attachment ends with its collector."""
 
     def __reduce__(self) -> Any:
-        more = {"first_seconds": self._first_seconds, "name": self._name, "names": self._names}
+        more: dict[str, Any] = {"first_seconds": self._first_seconds, "name": self._name, "names": self._names}
+        more["stamped"] = self._stamped
         return received, (self._handle_text, self._worker_id, self._otherwise, more)
 
     def _attach(self, collector: Any) -> None:
-        make = functools.partial(attachment, first_seconds=self._first_seconds, names=self._names)
+        more: dict[str, Any] = {"names": self._names, "stamped": self._stamped}
+        make = functools.partial(attachment, first_seconds=self._first_seconds, **more)
         remote.attach_object(collector, self._handle_text, self._worker_id, make)
 
 
@@ -122,6 +127,11 @@ class Idle(Receiver):
 
 # What a receiver becomes where the channel can't be mapped.
 IDLE, INNER = "idle", "inner"
+
+
+def stand_in(collector_class: type, fallback: bool) -> str | None:
+    """What a receiver for collectors of a class becomes where the channel can't be mapped."""
+    return (INNER if hasattr(collector_class, "_run_processes") else IDLE) if fallback else None
 
 
 def received(handle_text: str, worker_id: int, otherwise: str | None, more: dict[str, Any]) -> Any:

@@ -17,22 +17,32 @@ from torchrl.weight_update import WeightSyncScheme
 from ..errors import ShmSyncError
 from ..publisher import Publisher
 from ..subscriber import Subscriber
-from .receiver import Receiver
+from .receiver import Idle, Receiver, received, stand_in
 from .report import Lag, PushReport
 from .together import Together
 from .updater import RPCWeightUpdater
 
-_PASSED_ON = ("_options", "_timeout", "strategy_str", "_strategy", "_model_id", "_together")
+_PASSED_ON = (
+    "_options",
+    "_timeout",
+    "_stamp_steps",
+    "_fallback",
+    "strategy_str",
+    "_strategy",
+    "_model_id",
+    "_together",
+)
 
 
 class _SharedScheme(WeightSyncScheme):
     """What both schemes have in common: a channel in the trainer, and a receiver in each worker."""
 
-    def __init__(self, strategy: str, timeout: float, options: Mapping[str, Any]) -> None:
+    def __init__(self, strategy: str, timeout: float, stamp_steps: bool, options: Mapping[str, Any]) -> None:
         super().__init__(strategy)
         if not timeout > 0:
             raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
-        self._timeout, self._options = timeout, dict(options)
+        self._timeout, self._stamp_steps, self._options = timeout, stamp_steps, dict(options)
+        self._fallback = options.get("fallback") is not None
         self._together: Together | None = None
         self._begin()
 
@@ -45,6 +55,8 @@ class _SharedScheme(WeightSyncScheme):
         leaves the others as they are.
         """
         together = Together(model_ids)
+        if options.get("fallback"):
+            raise ShmSyncError("Several models share one channel, so all their workers must map it: leave fallback=")
         schemes = {name: cls(**options) for name in model_ids}
         together.owner = next(iter(schemes.values()))
         for scheme in schemes.values():
@@ -122,8 +134,11 @@ class _SharedScheme(WeightSyncScheme):
             )
         names = self._together.names if self._together is not None else ()
         more: dict[str, Any] = {"first_seconds": self._timeout, "name": model_id if names else "", "names": names}
-        self._receiver = Receiver(self._handle_text, worker_idx or 0, **more)
-        _pass_to_inner_processes(context, model_id, self._receiver)
+        more["stamped"] = self._stamp_steps
+        otherwise = stand_in(type(context), self._fallback)
+        made = received(self._handle_text, worker_idx or 0, otherwise, more)
+        _pass_to_inner_processes(context, model_id, made)
+        self._receiver = made if isinstance(made, Receiver) else Idle(self._handle_text, worker_idx or 0)
         self._receiver.init_on_receiver(context=context, model=model)
         self.model = model
         if context is not None:
@@ -205,8 +220,8 @@ class RPCWeightSyncScheme(_SharedScheme):
     inside the workers' collectors follow the trainer's channel themselves.
 
     ``strategy``: as torchrl's, for what it extracts itself. ``timeout``: seconds that a push waits for the workers, and
-    a worker for the first weights. ``notify``, ``dtype``, ``checksum``, ``storage``, ``max_workers``: see
-    RPCWeightUpdater.
+    a worker for the first weights. ``notify``, ``dtype``, ``max_workers``, ``max_lag``, ``on_lag``, ``fallback``,
+    ``stamp_steps``, ``first_version``, ``checksum``, ``storage``: see RPCWeightUpdater.
     Contract: one copy per push; workers begin with the trainer's weights, with a ``policy_factory`` too; a worker whose
     trainer has no weights within ``timeout`` raises WaitTimeout, naming itself, at its first forward.
     """
@@ -219,15 +234,24 @@ class RPCWeightSyncScheme(_SharedScheme):
         notify: str = "rpc",
         dtype: torch.dtype | None = None,
         max_workers: int = 256,
+        max_lag: int | None = None,
+        on_lag: str = "wait",
+        fallback: str | None = None,
+        stamp_steps: bool = False,
+        first_version: int = 1,
         checksum: bool = False,
         storage: str = "memfd",
     ) -> None:
-        options = {"notify": notify, "dtype": dtype, "max_workers": max_workers}
-        super().__init__(strategy, timeout, {**options, "checksum": checksum, "storage": storage})
+        options = {
+            **{"notify": notify, "dtype": dtype, "max_workers": max_workers, "max_lag": max_lag, "on_lag": on_lag},
+            **{"fallback": fallback, "first_version": first_version, "checksum": checksum, "storage": storage},
+        }
+        super().__init__(strategy, timeout, stamp_steps, options)
+        self._updater: RPCWeightUpdater | None = self._make_updater()
 
     def _begin(self) -> None:
         super()._begin()
-        self._updater: RPCWeightUpdater | None = None
+        self._updater = None
 
     def _handle(self) -> str:
         return str(self._pusher()._open().handle)
@@ -235,8 +259,11 @@ class RPCWeightSyncScheme(_SharedScheme):
     def _pusher(self) -> RPCWeightUpdater:
         owner: RPCWeightSyncScheme = self._owner()
         if owner._updater is None:
-            owner._updater = RPCWeightUpdater(timeout=self._timeout, **self._options)
+            owner._updater = owner._make_updater()
         return owner._updater
+
+    def _make_updater(self) -> RPCWeightUpdater:
+        return RPCWeightUpdater(timeout=self._timeout, stamp_steps=self._stamp_steps, **self._options)
 
     def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
         self._pusher().push_weights(weights, worker_ids, partial=partial)
@@ -300,7 +327,7 @@ class SharedMemWeightSyncScheme(_SharedScheme):
 
     ``strategy``, ``sync``: as torchrl's; what is sent is picked up by each worker's next forward in either case.
     ``timeout``: seconds that a worker waits for the first weights. ``dtype``, ``checksum``, ``storage``,
-    ``max_workers``: see Publisher.
+    ``first_version``: see Publisher. ``max_workers``, ``stamp_steps``: see RPCWeightUpdater.
     Contract: one copy per push, whatever the number of processes.
     """
 
@@ -314,9 +341,11 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         max_workers: int = 256,
         checksum: bool = False,
         storage: str = "memfd",
+        stamp_steps: bool = False,
+        first_version: int = 1,
     ) -> None:
         options = {"dtype": dtype, "max_subscribers": max_workers, "checksum": checksum, "storage": storage}
-        super().__init__(strategy, timeout, options)
+        super().__init__(strategy, timeout, stamp_steps, {**options, "first_version": first_version})
         self.sync = sync
 
     def _begin(self) -> None:
@@ -419,7 +448,7 @@ def _register() -> None:
 _register()
 
 
-def _pass_to_inner_processes(context: Any, model_id: str, receiver: Receiver) -> None:
+def _pass_to_inner_processes(context: Any, model_id: str, receiver: Any) -> None:
     """Let a collector that is about to start processes hand them the receiver: they follow the channel themselves."""
     if context is None or not hasattr(type(context), "_run_processes") or getattr(context, "procs", None):
         return

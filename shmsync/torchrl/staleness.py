@@ -47,15 +47,16 @@ def measure(publisher: Publisher, confirmed: Mapping[int, int]) -> dict[int, Beh
     Contract: a look, not a lock.
     """
     found: dict[int, Behind] = {}
+    nothing = publisher.first_version - 1
     for line in publisher.subscribers():
         worker = line.worker_id
         if worker is None or worker in confirmed:
             continue
-        now = Behind(line.used, publisher.addressed(worker), f"pid {line.pid}")
+        now = Behind(line.used or nothing, publisher.addressed(worker), f"pid {line.pid}")
         if worker not in found or now.versions > found[worker].versions:
             found[worker] = now
     for worker, used in confirmed.items():
-        found[worker] = Behind(used, publisher.addressed(worker), "its process, which gets weights by RPC,")
+        found[worker] = Behind(used or nothing, publisher.addressed(worker), "its process, which gets weights by RPC,")
     return dict(sorted(found.items()))
 
 

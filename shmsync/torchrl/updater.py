@@ -18,12 +18,14 @@ from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, Pus
 from ..publisher import Publication, Publisher
 from .base import UpdaterBase
 from .injection import inject, weights_of
-from .messenger import Messenger, Round
+from .messenger import Messenger, Round, newest_used
 from .report import Lag, PushReport, WorkerReport
 from .staleness import Behind, Staleness, measure, summary
 
 NOTIFY = ("rpc", "memory")
 FALLBACK = (None, "rpc")
+# Workers that are there already are asked once what they have used before; nobody waits longer for a dead one.
+_ASK_SECONDS = 1.0
 
 
 class RPCWeightUpdater(UpdaterBase):
@@ -44,7 +46,10 @@ class RPCWeightUpdater(UpdaterBase):
     caught up, "raise" raises. ``fallback``: what becomes of a worker that can't map the channel (another host, pid
     namespace or user): None = an error, "rpc" = it gets the weights by RPC at every push, as with torchrl's class, and
     the log says so once; ``last_push`` tells who. A push waits for a worker's first attachment then, also with
-    ``wait=False``.
+    ``wait=False``. ``stamp_steps``: collectors give each step an entry ``("collector", "policy_version")``, int64, of
+    the environment's batch shape: the version that its forward used, 0 = none of the trainer's. ``first_version``: the
+    number of the first version; None = 1, or where the workers have had another updater's before, the one after the
+    newest of these.
 
     Contract: one copy of the weights per push, whatever the number of workers; the trainer's parameters are never
     moved or shared; workers that die or hang delay a push by at most ``timeout``; if the trainer dies, workers keep
@@ -66,6 +71,8 @@ class RPCWeightUpdater(UpdaterBase):
         max_lag: int | None = None,
         on_lag: str = "wait",
         fallback: str | None = None,
+        stamp_steps: bool = False,
+        first_version: int | None = None,
         checksum: bool = False,
         storage: str = "memfd",
     ) -> None:
@@ -76,6 +83,8 @@ class RPCWeightUpdater(UpdaterBase):
             raise ShmSyncError(f"Expected fallback as one of {FALLBACK}, got {fallback!r}")
         if not timeout > 0:
             raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
+        if stamp_steps and fallback:
+            raise ShmSyncError("stamp_steps= needs workers that map the channel, so it can't go with fallback=")
         self.collector_infos, self.collector_class, self.collector_rrefs = (
             collector_infos,
             collector_class,
@@ -83,6 +92,7 @@ class RPCWeightUpdater(UpdaterBase):
         )
         self.policy_weights, self._num_workers = policy_weights, num_workers
         self.timeout, self.notify, self.fallback = timeout, notify, fallback
+        self._stamp_steps, self._first_version = stamp_steps, first_version
         self._staleness = Staleness(max_lag, on_lag)
         self._options = {
             **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
@@ -141,7 +151,7 @@ class RPCWeightUpdater(UpdaterBase):
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
                 self.policy_weights = weights_of(collector)
             self._publish_first()
-            inject(collector, str(self._open().handle), self.fallback == "rpc")
+            inject(collector, str(self._open().handle), self.fallback == "rpc", self._stamp_steps)
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Attach all workers and give them the current weights.
@@ -294,13 +304,16 @@ class RPCWeightUpdater(UpdaterBase):
     def _open(self) -> Publisher:
         self._check_open()
         if self._publisher is None:
-            self._publisher = Publisher(name="RPCWeightUpdater", **self._options)  # type: ignore[arg-type]
+            first = self._first_version if self._first_version is not None else 1 + self._used_before()
+            options: dict[str, Any] = {**self._options, "first_version": first}
+            self._publisher = Publisher(name="RPCWeightUpdater", **options)
             self._messenger = Messenger(
                 self._publisher.handle,
                 self._rref,
                 self._publisher.answer,
                 bell=self.notify == "rpc",
                 fallback=self.fallback == "rpc",
+                stamped=self._stamp_steps,
             )
         if self.num_workers > self._publisher.max_subscribers:
             raise LimitError(
@@ -308,6 +321,11 @@ class RPCWeightUpdater(UpdaterBase):
                 "make the RPCWeightUpdater with a larger max_workers="
             )
         return self._publisher
+
+    def _used_before(self) -> int:
+        """The newest version that the workers have had from other updaters: theirs must not look newer than ours."""
+        rrefs = self.collector_rrefs or getattr(self.collector, "collector_rrefs", None) or ()
+        return newest_used(rrefs, min(self.timeout, _ASK_SECONDS)) if _rpc_running() else 0
 
     def _publish_first(self) -> None:
         publisher = self._open()

@@ -70,10 +70,11 @@ def build_multi(
     kind: str,
     factory: Any = None,
     workers: int = 2,
+    **options: Any,
 ) -> None:
-    """A collector with processes of its own, with shmsync's scheme."""
+    """A collector with processes of its own, with shmsync's scheme, of those options."""
     world.policy = policy()
-    world.scheme = shmsync.SharedMemWeightSyncScheme()
+    world.scheme = shmsync.SharedMemWeightSyncScheme(**options)
     world.collector = getattr(torchrl.collectors, kind)(
         [Corridor] * workers,
         None if factory else world.policy,

@@ -21,6 +21,8 @@ from tests.helpers.collectors import Background, Corridor, fill, net_policy
 from tests.helpers.trainers import Trainer
 
 ENOUGH_VERSIONS, ENOUGH_FRAMES = 40, 400
+# torchrl's own, before and after the step, and the one that is asked for.
+STAMPS = ("policy_version", ("next", "policy_version"), ("collector", "policy_version"))
 # 20 layers, 8 MB in all, and a moment after each layer in which another thread may do harm.
 big_policy = partial(net_policy, value=1.0, layers=20, size=100_000, pause=1e-4)
 
@@ -53,9 +55,10 @@ def build(
 
     policy = partial(big_policy, pause=pause)
     if scheme is not None:
-        (schemes.build_rpc if scheme == "rpc" else schemes.build_multi)(world, policy, **options)
+        make = schemes.build_rpc if scheme == "rpc" else schemes.build_multi
+        make(world, policy, stamp_steps=True, **options)
         return
-    collectors.build(world, policy, updater=shmsync.RPCWeightUpdater(notify=updater), **options)
+    collectors.build(world, policy, updater=shmsync.RPCWeightUpdater(notify=updater, stamp_steps=True), **options)
 
 
 def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNamespace:
@@ -79,12 +82,14 @@ def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNam
 
 
 def judge(data: TensorDictBase, found: SimpleNamespace, last: dict[Any, float]) -> None:
-    low, high, stamp, process, env, count = (
-        data[key].flatten().tolist() for key in ("low", "high", ("next", "policy_version"), "process", "env", "count")
+    low, high, process, env, count = (
+        data[key].flatten().tolist() for key in ("low", "high", "process", "env", "count")
     )
+    stamps = zip(*(data[key].flatten().tolist() for key in STAMPS), strict=True)
+    wrong = [{*stamp} != {used} for stamp, used in zip(stamps, low, strict=True)]
     for i in sorted(range(len(low)), key=lambda i: count[i]):
         found.mixed += low[i] != high[i]
-        found.misstamped += stamp[i] != low[i]
+        found.misstamped += wrong[i]
         found.backwards += low[i] < last[process[i], env[i]]
         last[process[i], env[i]] = low[i]
     found.frames += len(low)
@@ -136,7 +141,7 @@ def env_stamped_at_the_switch() -> EnvBase:
     notified = CollectorAttachment.notified
 
     def stamping(self: Any) -> tuple[int, int]:
-        self._stamp(self._subscriber.seen)
+        self._stamps.set(self._subscriber.seen)
         return notified(self)
 
     CollectorAttachment.notified = stamping
