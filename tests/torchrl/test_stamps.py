@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, SerialEnv, StepCounter, TransformedEnv
@@ -27,6 +27,7 @@ from shmsync import remote
 from shmsync.torchrl import stamps
 from shmsync.torchrl.collector import attachment
 from shmsync.torchrl.receiver import Receiver
+from shmsync.torchrl.staleness import measure, summary
 from tests.helpers import collectors
 from tests.helpers.collectors import Corridor, ask, collect, fill, net_policy, push
 from tests.helpers.trainers import Trainer
@@ -169,13 +170,14 @@ def test_a_wrapped_policy_is_stamped_alike(alone: Any) -> None:
 
 
 @contextmanager
-def plain_collector() -> Iterator[Collector]:
+def plain_collector(**options: Any) -> Iterator[Collector]:
     collector = Collector(
         Corridor,
         net_policy(value=-1.0),
         frames_per_batch=FRAMES,
         total_frames=FRAMES * 1000,
         auto_register_policy_transforms=False,
+        **options,
     )
     try:
         yield collector
@@ -183,10 +185,11 @@ def plain_collector() -> Iterator[Collector]:
         collector.shutdown()
 
 
-def test_a_collector_that_has_begun_is_stamped_from_its_next_rollout_on() -> None:
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_a_collector_that_has_begun_is_stamped_from_its_next_rollout_on(use_buffers: bool) -> None:
     """Mutant: begin at the attachment, in the middle of a rollout."""
     policy = net_policy(value=1.0)
-    with shmsync.Publisher(policy) as publisher, plain_collector() as collector:
+    with shmsync.Publisher(policy) as publisher, plain_collector(use_buffers=use_buffers) as collector:
         publisher.publish()
         step = collector.env.step_and_maybe_reset
         make = partial(attachment, stamped=True)
@@ -198,7 +201,9 @@ def test_a_collector_that_has_begun_is_stamped_from_its_next_rollout_on() -> Non
 
         batches = iter(collector)
         collector.env.step_and_maybe_reset = attaching
-        assert stamps.ENTRY not in next(batches).keys(True)
+        first = next(batches)
+        assert stamps.ENTRY not in first.keys(True)
+        assert not isinstance(first.get("collector"), LazyStackedTensorDict)  # its steps are alike
         assert next(batches)["collector", "policy_version"].tolist() == [1] * FRAMES
 
 
@@ -241,34 +246,39 @@ def test_a_worker_that_can_not_map_can_not_be_asked() -> None:
 
 
 def test_the_next_updaters_versions_follow_those_before(start: Start) -> None:
-    """A second updater for the same workers goes on counting, so no stamp goes back. Mutant: begin with 1."""
+    """A second updater for the same workers goes on counting, so no stamp goes back; it attaches them by a message, and
+    may ask for entries that the first did not. Mutants: begin with 1; let the message not ask."""
     trainer = start()
     for value in (8.0, 9.0):
         trainer.do(push, value)
     assert trainer.do(collect, 2).versions == [3]
     assert trainer.do(another_updater, True) == 4
     trainer.do(push, 10.0)
-    batch = trainer.do(collect, 2)
-    assert (batch.actions, batch.versions) == ([10.0], [4])
+    assert trainer.do(entries_after, 2) == ([10.0], [4])
 
 
 def test_a_version_to_begin_with(start: Start) -> None:
-    """For a trainer that goes on from a checkpoint: no worker lives that has seen the versions before. Its lag counts
-    from there on as well."""
+    """For a trainer that goes on from a checkpoint: no worker lives that has seen the versions before."""
     trainer = start(updater=continuing)
     batch = trainer.do(collect)
     assert (batch.actions, batch.versions) == ([7.0], [5001])
     trainer.do(push, 8.0)
     assert trainer.do(collect, 2).versions == [5002]
-    assert trainer.do(largest_lag) <= 1
+
+
+def test_who_has_nothing_yet_is_behind_from_the_first_version_on() -> None:
+    """Mutant: count from 0."""
+    with (
+        shmsync.Publisher(net_policy(), first_version=5001) as publisher,
+        shmsync.Subscriber(publisher.handle, worker_id=0),
+    ):
+        publisher.publish()
+        publisher.publish()
+        assert summary(measure(publisher, {})).workers == {0: 2}
 
 
 def continuing(**options: Any) -> shmsync.RPCWeightUpdater:
     return shmsync.RPCWeightUpdater(first_version=5001, **options)
-
-
-def largest_lag(world: SimpleNamespace) -> int:
-    return world.updater.lag().max
 
 
 def another_updater(world: SimpleNamespace, closed: bool) -> int:
@@ -277,7 +287,10 @@ def another_updater(world: SimpleNamespace, closed: bool) -> int:
     if closed:
         old.close()
     world.updater = shmsync.RPCWeightUpdater(
-        collector_rrefs=world.collector.collector_rrefs, policy_weights=world.policy, num_workers=world.workers
+        collector_rrefs=world.collector.collector_rrefs,
+        policy_weights=world.policy,
+        num_workers=world.workers,
+        stamp_steps=True,
     )
     world.updater._open()
     return world.updater._publisher.first_version
