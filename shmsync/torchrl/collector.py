@@ -151,6 +151,11 @@ def _model(collector: Any, name: str) -> nn.Module:
     return model
 
 
+def is_function(policy: Any) -> bool:
+    """Whether a policy has no weights, since it is no module: it acts at random, say."""
+    return callable(policy) and not isinstance(policy, nn.Module)
+
+
 def _bare(called: Any) -> Any:
     """What an earlier attachment has wrapped, or `called` itself."""
     if isinstance(called, PolicyProxy):
@@ -162,7 +167,8 @@ def _bare(called: Any) -> Any:
 
 
 class OuterAttachment:
-    """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch."""
+    """A collector whose inner processes have bound themselves to the channel, or have nothing to bind: here there is
+    nothing to switch."""
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe(listed=False)
@@ -233,7 +239,8 @@ def attachment(
     from .receiver import Receiver
 
     schemes = getattr(target, "_weight_sync_schemes", None) or {}
-    if any(isinstance(scheme, Receiver) for scheme in schemes.values()):
+    nothing_inside = hasattr(type(target), "_run_processes") and is_function(getattr(target, "policy", None))
+    if nothing_inside or any(isinstance(scheme, Receiver) for scheme in schemes.values()):
         return OuterAttachment(target, subscribe)
     if hasattr(target, _CALLED_POLICY):
         return CollectorAttachment(target, subscribe, first_seconds, names, stamped)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .collector import is_function
 from .receiver import Receiver, stand_in
 
 
@@ -26,6 +27,8 @@ def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool) -> N
         return
     # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
     inner = hasattr(kind, "_run_processes")
+    if inner and is_function(getattr(collector, "policy", None)):
+        return  # torchrl takes a scheme there as a promise that the policy is a module
     name = "weight_sync_schemes" if inner else "weight_recv_schemes"
     otherwise = stand_in(kind, fallback)
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torchrl.weight_update import WeightSyncScheme
 
 from ..errors import ShmSyncError
 from ..publisher import Publisher
 from ..subscriber import Subscriber
+from .collector import is_function
 from .receiver import Idle, Receiver, received, stand_in
 from .report import Lag, PushReport
 from .together import Together
@@ -101,11 +103,10 @@ class _SharedScheme(WeightSyncScheme):
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: Any = None, context: Any = None) -> Any:
         """The weights as they are published: the model itself where torchrl would extract a copy of its weights."""
-        return self._model() if weights is None else weights
+        return self._model() if weights is None else _weights(weights)
 
     def _model(self) -> Any:
-        model: Any = WeightSyncScheme.model.fget(self)
-        return model
+        return _weights(WeightSyncScheme.model.fget(self))
 
     def _source(self) -> Any:
         """The weights of the trainer's model. With a policy_factory alone, the trainer builds a policy of its own from
@@ -417,7 +418,8 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
         self._check_connected()
-        if isinstance(weights, Mapping) and weights and all(isinstance(key, int) for key in weights):
+        # A TensorDict is a Mapping too, which has no truth value.
+        if isinstance(weights, Mapping) and len(weights.keys()) and all(isinstance(key, int) for key in weights.keys()):
             self._send_each(weights)
         else:
             self._push_next(weights, worker_ids)
@@ -435,6 +437,11 @@ class SharedMemWeightSyncScheme(_SharedScheme):
             publisher.close()
 
 
+def _weights(model: Any) -> Any:
+    """A policy that is a function has weights: none."""
+    return TensorDict() if is_function(model) else model
+
+
 def _register() -> None:
     """Let torchrl find them by name, where its release has names (0.14)."""
     try:
@@ -449,8 +456,13 @@ _register()
 
 
 def _pass_to_inner_processes(context: Any, model_id: str, receiver: Any) -> None:
-    """Let a collector that is about to start processes hand them the receiver: they follow the channel themselves."""
+    """Let a collector that is about to start processes hand them the receiver: they follow the channel themselves.
+
+    torchrl takes a scheme there as a promise that the policy is a module.
+    """
     if context is None or not hasattr(type(context), "_run_processes") or getattr(context, "procs", None):
+        return
+    if is_function(getattr(context, "policy", None)):
         return
     schemes = dict(getattr(context, "_weight_sync_schemes", None) or {})
     schemes[model_id] = receiver

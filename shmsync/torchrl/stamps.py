@@ -33,9 +33,8 @@ class Stamps:
         tracker = getattr(self._collector, "policy_version_tracker", None)
         if tracker is not None and hasattr(tracker, "version"):
             tracker.version = version
-            before = carrier.get(_TRACKED, None) if carrier is not None else None
-            if isinstance(before, torch.Tensor):
-                carrier.set(_TRACKED, torch.full_like(before, version))
+            if carrier is not None:
+                _correct(carrier, version)
         if self._begun and carrier is not None:
             _put(carrier, version)
 
@@ -51,6 +50,12 @@ class Stamps:
             _make_room(buffer)
             self._buffer = buffer
         self._begun = True
+
+
+def _correct(carrier: Any, version: int) -> None:
+    before = carrier.get(_TRACKED, None)
+    if isinstance(before, torch.Tensor):
+        carrier.set(_TRACKED, torch.full_like(before, version))
 
 
 def _put(carrier: Any, version: int) -> None:
