@@ -40,7 +40,7 @@ lint: $(VENV)/.lint ## ruff and mypy
 
 docs: $(VENV)/.docs ## build the documentation into site/; a broken link is an error
 	rm -rf site
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees -c docs . site
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees -c docs . site
 	@echo "site/index.html"
 
 bench: $(VENV)/.bench ## measure against the rivals (BENCH_ARGS=...)
