@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,10 @@ def test_a_block_runs(block: Block, names: dict[str, Any]) -> None:
 
 def test_there_are_blocks() -> None:
     assert len(PYTHON) >= 5
+
+
+def test_the_sentence_with_the_figure_is_the_readmes() -> None:
+    """Mutant: measure anew, and change the README's alone."""
+    index, readme = (" ".join((ROOT / name).read_text().split()) for name in ("docs/index.md", "README.md"))
+    (sentence,) = re.findall(r"a push of .*? ms where .*? ms", index)
+    assert sentence in readme
