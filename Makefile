@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMPS := $(addprefix $(VENV)/., demo test lint bench)
+STAMPS := $(addprefix $(VENV)/., demo test lint bench docs)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # What an installation depends on. pip's -c keeps torch at the tested version; which build of it (CPU or CUDA) is the index's choice: see the README.
 INPUTS := pyproject.toml setup.py constraints.txt $(shell find csrc -type f)
@@ -15,7 +15,7 @@ MINUTES ?= 10
 SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu soak lint bench bench-quick bench-compare clean distclean
+.PHONY: help demo test gpu soak lint docs bench bench-quick bench-compare clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,11 @@ lint: $(VENV)/.lint ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs ## build the documentation into site/; a broken link is an error
+	rm -rf site
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees -c docs . site
+	@echo "site/index.html"
+
 bench: $(VENV)/.bench ## measure against the rivals (BENCH_ARGS=...)
 	$(BIN)/python -m bench run $(BENCH_ARGS)
 
@@ -48,7 +53,7 @@ bench-compare: $(VENV)/.bench ## compare two results: make bench-compare A=old.j
 	$(BIN)/python -m bench compare $(A) $(B)
 
 clean: ## remove what was built, but for .venv
-	rm -rf build dist demo-out *.egg-info shmsync/_C*.so shmsync/_gather.fatbin .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist site demo-out *.egg-info shmsync/_C*.so shmsync/_gather.fatbin .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	rm -f $(STAMPS)
 	find shmsync tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -63,6 +68,7 @@ $(VENV)/.demo: EXTRAS := demo
 $(VENV)/.test: EXTRAS := test,torchrl,demo
 $(VENV)/.lint: EXTRAS := lint,test,torchrl,demo
 $(VENV)/.bench: EXTRAS := bench
+$(VENV)/.docs: EXTRAS := docs
 
 $(STAMPS): $(VENV)/.build-tools $(INPUTS)
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
