@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.weight_update import WeightSyncScheme
 
@@ -418,8 +418,8 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
         self._check_connected()
-        # A TensorDict is a Mapping too, which has no truth value.
-        if isinstance(weights, Mapping) and len(weights.keys()) and all(isinstance(key, int) for key in weights.keys()):
+        by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
+        if by_worker and weights and all(isinstance(key, int) for key in weights):
             self._send_each(weights)
         else:
             self._push_next(weights, worker_ids)

@@ -40,6 +40,8 @@ def build_rpc(
     workers: int = 2,
     collector_kwargs: dict[str, Any] | None = None,
     num_workers_per_collector: int = 1,
+    total_frames: int = 10**6,
+    env: Any = Corridor,
     **options: Any,
 ) -> None:
     """An RPCCollector with shmsync's scheme, of those options."""
@@ -47,13 +49,13 @@ def build_rpc(
     world.policy = policy()
     world.scheme = shmsync.RPCWeightSyncScheme(**options)
     world.collector = RPCCollector(
-        [Corridor] * workers,
+        env if isinstance(env, list) else [env] * workers,
         world.policy if with_policy else None,
         policy_factory=factory,
         collector_class=getattr(torchrl.collectors, kind),
         weight_sync_schemes={"policy": world.scheme},
         frames_per_batch=20,
-        total_frames=10**6,
+        total_frames=total_frames,
         sync=sync,
         launcher="mp",
         num_workers_per_collector=num_workers_per_collector,

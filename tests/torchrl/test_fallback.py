@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shmsync import RPCWeightUpdater
-from tests.helpers.collectors import Corridor, ask, collect_from_each, net_policy, push, version_of
+from shmsync import RPCWeightSyncScheme, RPCWeightUpdater, ShmSyncError
+from tests.helpers.collectors import Corridor, ask, collect_from_each, fill, net_policy, push, version_of
 from tests.helpers.trainers import Trainer
 
 Start = Callable[..., Trainer]
@@ -80,3 +80,33 @@ def test_inner_processes_on_another_host_are_updated(start: Start, factory: Any)
         assert [(way, error) for way, _, error in ways_now.values()] == [("map", None), ("rpc", None)]
         found = trainer.do(collect_from_each, 2, 3)
         assert [batches[-1].actions for batches in found.values()] == [[value]] * 2
+
+
+def start_scheme_apart(world: SimpleNamespace, **options: Any) -> None:
+    """As `start_apart`, with the scheme of that name."""
+    from tests.helpers.schemes import build_rpc
+
+    build_rpc(world, env=[Corridor, Elsewhere()], fallback="rpc", timeout=30.0, **options)
+    world.updater = world.scheme
+
+
+def scheme_ways(world: SimpleNamespace, value: float) -> Any:
+    fill(world.policy, value)
+    world.collector.update_policy_weights_(world.policy)
+    return {w: (r.via, r.error) for w, r in world.scheme.last_push.workers.items()}
+
+
+@pytest.mark.parametrize("kind", ["Collector", "MultiSyncCollector"])
+def test_the_scheme_reaches_them_too(start: Start, kind: str) -> None:
+    """Mutant: a receiver that maps, or fails, in each process."""
+    trainer = start(build=start_scheme_apart, kind=kind)
+    trainer.do(collect_from_each, 2, 1)
+    for value in (2.0, 3.0):
+        assert trainer.do(scheme_ways, value) == {0: ("map", None), 1: ("rpc", None)}
+        found = trainer.do(collect_from_each, 2, 3)
+        assert [batches[-1].actions for batches in found.values()] == [[value]] * 2
+
+
+def test_models_together_can_not_fall_back() -> None:
+    with pytest.raises(ShmSyncError, match="must map it: leave fallback="):
+        RPCWeightSyncScheme.together("policy", "env.value_net", fallback="rpc")

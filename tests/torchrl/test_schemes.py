@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torchrl.collectors
+from tensordict import TensorDict
 from torch import nn
+from torchrl.envs.utils import RandomPolicy
 from torchrl.weight_update import WeightSyncScheme
 
 import shmsync
@@ -112,6 +114,65 @@ def test_collectors_with_processes(start: Start, kind: str, factory: Any) -> Non
     assert trainer.do(push, 10.0, [1]) == 3
     assert set(trainer.do(newest_of_each, 2).values()) == {8.0, 10.0}
     trainer.do(end)
+
+
+def run_to_the_end(world: SimpleNamespace) -> list[int]:
+    frames = [data.numel() for data in world.batches]
+    world.collector.shutdown()
+    return frames
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_that_is_a_function(start: Start, kind: str) -> None:
+    """It has nothing to follow, and updates do nothing. Mutants: publish the function; pass a scheme on to inner
+    processes, which torchrl takes for a module's."""
+    trainer = start(build=build_rpc, policy=random_policy, kind=kind, total_frames=100)
+    trainer.do(push_nothing_at_all)
+    assert trainer.do(run_to_the_end) == [20] * 5
+    assert "Traceback" not in trainer.output()
+    assert "second copy" not in trainer.output()
+
+
+def random_policy() -> RandomPolicy:
+    return RandomPolicy(Corridor().action_spec)
+
+
+def push_nothing_at_all(world: SimpleNamespace) -> None:
+    world.collector.update_policy_weights_()
+    world.collector.update_policy_weights_(world.policy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_for_workers_with_a_factory(start: Start, kind: str) -> None:
+    """As torchrl's test has it: a TensorDict of another policy, while the trainer has none."""
+    trainer = start(build=build_rpc, kind=kind, factory=zeros, with_policy=False, sync=kind != "MultiAsyncCollector")
+    assert trainer.do(collect).actions == [0.0]
+    trainer.do(push_a_tensordict, 8.0)
+    assert trainer.do(collect_until, 2).actions == [8.0]
+
+
+def push_a_tensordict(world: SimpleNamespace, value: float) -> None:
+    weights = TensorDict.from_module(net_policy(value=value)).data.lock_()
+    world.collector.update_policy_weights_(weights)
+
+
+def test_the_rpc_scheme_has_the_updaters_options(start: Start) -> None:
+    """Mutant: drop one of them on the way."""
+    trainer = start(build=build_rpc, max_lag=0, timeout=30.0, first_version=11)
+    assert trainer.do(collect).versions == [11]
+    trainer.do(push, 8.0)
+    assert trainer.do(largest_lag) == 0
+    assert trainer.do(collect, 2).actions == [8.0]
+
+
+def largest_lag(world: SimpleNamespace) -> int:
+    return world.scheme.lag().max
+
+
+@pytest.mark.parametrize("options", [{"notify": "pigeon"}, {"on_lag": "weep"}, {"max_lag": -1}, {"fallback": "tcp"}])
+def test_bad_options_are_named_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ShmSyncError, match=f"Expected {next(iter(options))}"):
+        shmsync.RPCWeightSyncScheme(**options)
 
 
 def test_a_first_forward_without_a_trainer_is_bounded_and_names_the_worker() -> None:
