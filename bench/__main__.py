@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="measure, and write bench/results/latest.* (quick.* with --quick)")
     run.add_argument("--quick", action="store_true", help="fewer rounds and sizes, under five minutes")
     run.add_argument(
-        "--group", action="append", default=[], help="only this: copy, push, subscribers, micro, collector"
+        "--group", action="append", default=[], help="only this: copy, push, subscribers, micro, collector, steps"
     )
     run.add_argument("--rival", action="append", default=[], help="only this rival in pushes; see bench/names.py")
     run.add_argument("--out", type=Path, help="folder for the results")

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from .groups import collector, copy, micro, push, subscribers
+from .groups import steps as stepping
 from .results import Results
 from .rivals import PUSHING
+from .stepping import WAYS
 
 # Rivals need many seconds for a push to busy workers on a small machine; a run must end all the same.
 PHASE_SECONDS = {True: 20.0, False: 180.0}
@@ -40,6 +42,8 @@ def _step(cell: Any, rivals: list[str]) -> Step:
         return Step("subscribers", f"publish to {cell.counts}", partial(subscribers.run, cell))
     if isinstance(cell, micro.Cell):
         return Step("micro", "small costs", partial(micro.run, cell))
+    if isinstance(cell, stepping.Cell):
+        return Step("steps", f"steps of collectors, {cell.way}", partial(stepping.run, cell))
     return Step("collector", "RPCCollector", partial(collector.run, cell))
 
 
@@ -74,4 +78,5 @@ _FULL: list[Any] = [
     subscribers.Cell("leaves200", (1, 8, 32), 25),
     micro.Cell(25),
     collector.Cell(5, 5),
+    *(stepping.Cell(way, 3) for way in WAYS),
 ]

@@ -28,7 +28,7 @@ _PUSH_COLUMNS = {
 def markdown(results: Results, plots: Sequence[str] = ()) -> str:
     """Everything, as one document."""
     lines = ["# Benchmark of shmsync", "", *_about(results), ""]
-    for part in (_pushes, _copies, _subscribers, _micro, _collector):
+    for part in (_pushes, _copies, _subscribers, _micro, _collector, _steps):
         lines += [*part(results)]
     lines += [f"![{name}]({name})" for name in plots] + [""]
     lines += [*_must_hold(results), "", "## Where we lose", ""]
@@ -144,6 +144,22 @@ def _collector(results: Results) -> Iterator[str]:
         text = f"{ratio.median:.2f} x ({ratio.low:.2f} – {ratio.high:.2f})" if ratio else "–"
         rows.append([TITLES[series.rival], _value(series), text])
     yield from _table(["", "frames per second", "by torchrl's RPCWeightUpdater"], rows)
+
+
+def _steps(results: Results) -> Iterator[str]:
+    found = results.where(group="steps", metric="mixed steps")
+    if not found:
+        return
+    yield "## Steps of collectors with two processes, while 4 MB are pushed without pause"
+    yield ""
+    rows = []
+    for series in found:
+        stamps = results.find(series.key._replace(metric="wrong stamps"))
+        counted = results.find(series.key._replace(metric="steps"))
+        shares = [f"{100 * max(one.samples):.2g} %" if one else "–" for one in (series, stamps)]
+        steps = f"{sum(counted.samples):.0f}" if counted else "–"
+        rows.append([series.workload, TITLES[series.rival], *shares, steps])
+    yield from _table(["", "", "saw two versions, worst round", "wrong stamp, worst round", "steps"], rows)
 
 
 def _must_hold(results: Results) -> Iterator[str]:

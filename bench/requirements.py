@@ -100,6 +100,7 @@ def _engine(results: Results) -> Iterator[Requirement]:
     yield _faster(results, "4 MB to 2 workers, notify=memory", memory, theirs, 15)
     yield _no_worse(results)
     yield _never_mixed(results)
+    yield _true_steps(results)
 
 
 def _independent(results: Results) -> Requirement:
@@ -154,6 +155,16 @@ def _never_mixed(results: Results) -> Requirement:
             theirs[series.rival] = max(theirs.get(series.rival, 0.0), *series.samples)
     others = ", ".join(f"{rival} {100 * share:.1f} %" for rival, share in theirs.items() if share)
     measured = f"{100 * max(ours):.2g} %; rivals' worst: {others or 'none'}"
+    return Requirement(text, limit, measured, HOLDS if max(ours) == 0 else FAILS)
+
+
+def _true_steps(results: Results) -> Requirement:
+    text, limit = "steps of collectors that saw two versions, or have a wrong stamp, while pushing without pause", "0"
+    found = [s for metric in ("mixed steps", "wrong stamps") for s in results.where(group="steps", metric=metric)]
+    ours, theirs = ([x for s in found if _is_ours(s) is own for x in s.samples] for own in (True, False))
+    if not ours:
+        return Requirement(text, limit)
+    measured = f"{100 * max(ours):.2g} %; torchrl's worst: {100 * max(theirs, default=0.0):.2g} %"
     return Requirement(text, limit, measured, HOLDS if max(ours) == 0 else FAILS)
 
 

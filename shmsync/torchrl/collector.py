@@ -82,8 +82,10 @@ class CollectorAttachment(remote.Following):
         self._own = _bare(collector._wrapped_policy)
         self._proxy = PolicyProxy(self._binding, self._own, self._await_first if first_seconds else None)
         setattr(collector, _CALLED_POLICY, self._proxy)
-        self._methods = {name: _bare(getattr(collector, name)) for name in ("next", "rollout", "shutdown")}
-        collector.next, collector.rollout, collector.shutdown = self._next, self._rollout, self._shutdown
+        wrapped = ("next", "shutdown", *(["rollout"] if stamped else []))
+        self._methods = {name: _bare(getattr(collector, name)) for name in wrapped}
+        for name in wrapped:
+            setattr(collector, name, getattr(self, f"_{name}"))
         if hasattr(collector, "policy_weights"):
             # It would keep the storages from before the binding alive, a second private copy of the weights.
             collector.policy_weights = TensorDict.from_module(policy)

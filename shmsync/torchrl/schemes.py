@@ -92,12 +92,20 @@ class _SharedScheme(WeightSyncScheme):
 
     def _begin(self) -> None:
         self._handle_text: str | None = None
+        self._own_handle: str | None = None
         self._receiver: Receiver | None = None
         self._subscriber: Subscriber | None = None  # of a model without a collector
 
     def _handle(self) -> str:
         """The channel's address; it is made for that if need be, before there are weights."""
         raise NotImplementedError
+
+    def _address(self) -> str:
+        """The same, and in a forked child as well, where the channel can't be asked."""
+        owner = self._owner()
+        if owner._own_handle is None:
+            owner._own_handle = owner._handle()
+        return str(owner._own_handle)
 
     # --- in the trainer
 
@@ -199,7 +207,7 @@ class _SharedScheme(WeightSyncScheme):
         state = super().__getstate__()
         return {
             **{name: value for name, value in state.items() if name in _PASSED_ON or name.startswith("_initialized")},
-            "_handle_text": self._handle_text if self._receiver is not None else self._handle(),
+            "_handle_text": self._handle_text if self._receiver is not None else self._address(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -211,6 +219,7 @@ class _SharedScheme(WeightSyncScheme):
     def shutdown(self) -> None:
         """End what this object owns: in the trainer the channel, of which workers keep the weights that they have."""
         super().shutdown()
+        self._own_handle = None
         self._leave()
 
 
@@ -380,6 +389,7 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         ctx: Any = None,
     ) -> None:
         self.model_id = model_id or "policy"
+        self._address()  # before processes are forked, which are handed this object itself
         if context is not None:
             self.context = context
         if model is not None:

@@ -73,9 +73,20 @@ def test_one_mixed_forward_is_too_many() -> None:
     for share in (0.0, 0.0, 1e-6):
         made.add(EIGHT._replace(metric="mixed forwards"), "1", share)
         made.add(EIGHT._replace(metric="mixed forwards", rival="gloo"), "1", 0.05)
-    [found] = [r for r in requirements.check(made) if "two versions" in r.text]
+    [found] = [r for r in requirements.check(made) if "forwards that saw two versions" in r.text]
     assert found.verdict == FAILS
     assert "gloo 5.0 %" in found.measured
+
+
+@pytest.mark.parametrize("metric", ["mixed steps", "wrong stamps"])
+def test_one_wrong_step_is_too_many(metric: str) -> None:
+    """Mutants: judge by the median; look at one of the two; judge torchrl's."""
+    made = Results()
+    for share in (0.0, 0.0, 1e-6):
+        made.add(Key("steps", "RPC scheme", 2, "shmsync", metric), "1", share)
+        made.add(Key("steps", "RPC scheme", 2, "torchrl-rpc-scheme", metric), "1", 0.05)
+    [found] = [r for r in requirements.check(made) if "steps of collectors" in r.text]
+    assert (found.verdict, "torchrl's worst: 5 %" in found.measured) == (FAILS, True)
 
 
 def test_a_rival_that_is_ahead_is_named() -> None:

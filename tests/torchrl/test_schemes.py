@@ -116,6 +116,16 @@ def test_collectors_with_processes(start: Start, kind: str, factory: Any) -> Non
     trainer.do(end)
 
 
+@pytest.mark.parametrize("factory", [None, zeros])
+def test_forked_processes(start: Start, factory: Any) -> None:
+    """They are handed the scheme itself, not a copy that was pickled. Mutant: ask the channel for its address there."""
+    trainer = start("fork", build=build_multi, kind="MultiSyncCollector", factory=factory)
+    assert trainer.do(collect).actions == [7.0 if factory is None else 0.0]
+    assert trainer.do(push, 8.0) == 2
+    assert trainer.do(collect_until, 2).actions == [8.0]
+    trainer.do(end)
+
+
 def run_to_the_end(world: SimpleNamespace) -> list[int]:
     frames = [data.numel() for data in world.batches]
     world.collector.shutdown()
