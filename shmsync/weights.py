@@ -33,6 +33,9 @@ _PLAIN = tuple(getattr(nn, name, nn.Parameter) for name in ("Parameter", "Buffer
 # torch.compile wraps a module in an OptimizedModule, which adds this to every name.
 _COMPILED = "_orig_mod."
 
+# Of a state dict, and of the weights that torchrl extracts.
+_EXTRA_STATE = ("_extra_state", "__extra_state__")
+
 
 class Named(NamedTuple):
     """One tensor of a user's weights. `optional`: a module's non-persistent buffer, which may be absent."""
@@ -70,7 +73,7 @@ def places(module: nn.Module, prefix: str = "") -> Iterator[Place]:
 def flatten(weights: Any) -> dict[str, Named]:
     """The flat table of a module, TensorDict, state dict, or dict of these.
 
-    A state dict's `_extra_state` entries are no tensors to share and are passed over.
+    What a state dict or torchrl keeps as extra state are no tensors to share, and are passed over.
     Raises LayoutError for another type, a key that is no string, or a key path that occurs twice.
     Contract: copies nothing; reads no values.
     """
@@ -119,7 +122,7 @@ def _walk_items(value: Any, path: str) -> Iterator[Named]:
         name = ".".join(key) if isinstance(key, tuple) else key
         if not isinstance(name, str):
             raise LayoutError(f"Expected key paths of strings, got {key!r} - at `{path}`")
-        if name == "_extra_state" or name.endswith("._extra_state"):
+        if name.rpartition(".")[2] in _EXTRA_STATE:
             continue
         yield from _walk(item, f"{path}.{name}" if path else name)
 

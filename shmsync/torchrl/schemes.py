@@ -7,6 +7,7 @@ carry the channel's handle and attach there. So no message is needed before the 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from .receiver import Idle, Receiver, received, stand_in
 from .report import Lag, PushReport
 from .together import Together
 from .updater import RPCWeightUpdater
+
+_log = logging.getLogger("shmsync")
 
 _PASSED_ON = (
     "_options",
@@ -74,6 +77,13 @@ class _SharedScheme(WeightSyncScheme):
 
     def _push_first(self, source: Any) -> None:
         """Publish a model's weights to begin with; with others together, when those of all are known."""
+        if _has_extra_state(source):
+            _log.warning(
+                "The extra state of %s (%s) is not pushed: only parameters and buffers are. Where it matters, as the "
+                "statistics of a VecNormV2 do, keep it in buffers, or give this model a scheme of torchrl's",
+                self.model_id or "policy",
+                type(source).__qualname__,
+            )
         if self._together is not None:
             source = self._together.add_source(self.model_id or "policy", source)
         if source is not None:
@@ -445,6 +455,11 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         publisher, self._publisher = getattr(self, "_publisher", None), None
         if publisher is not None:
             publisher.close()
+
+
+def _has_extra_state(model: Any) -> bool:
+    """Whether torchrl's own schemes would send more than parameters and buffers."""
+    return isinstance(model, nn.Module) and type(model).get_extra_state is not nn.Module.get_extra_state
 
 
 def _weights(model: Any) -> Any:

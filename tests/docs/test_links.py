@@ -63,3 +63,12 @@ def test_readme_leads_to_the_documentation() -> None:
     linked = links((ROOT / "README.md").read_text())
     wanted = {"docs/which-one.md", "docs/guides/index.md", "docs/versions-and-lag.md", "docs/faq.md"}
     assert wanted <= set(linked)
+
+
+def test_the_tests_that_stand_for_torchrls_are_there() -> None:
+    """Mutant: rename one of them."""
+    rows = [line.split("|") for line in (ROOT / "docs/torchrls-tests.md").read_text().splitlines() if "|" in line]
+    named = {name for cells in rows for name in re.findall(r"`(test_\w+)`", cells[-2])}
+    defined = "\n".join(path.read_text() for path in (ROOT / "tests/torchrl").glob("test_*.py"))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if f"def {name}(" not in defined] == []

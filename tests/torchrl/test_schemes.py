@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ import torchrl.collectors
 from tensordict import TensorDict
 from torch import nn
 from torchrl.envs.utils import RandomPolicy
-from torchrl.weight_update import WeightSyncScheme
+from torchrl.weight_update import WeightStrategy, WeightSyncScheme
 
 import shmsync
 from shmsync import ShmSyncError
@@ -224,6 +225,74 @@ def test_torchrl_finds_them_by_name(name: str) -> None:
     scheme = WeightSyncScheme.from_backend(name, timeout=5.0)
     assert type(scheme).__module__ == "shmsync.torchrl.schemes"
     scheme.shutdown()
+
+
+class Counting(nn.Linear):
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        return {"count": torch.ones(1)}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("nobody sends it")
+
+
+def test_extra_state_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """torchrl's schemes send it. Mutants: say nothing; take it for a tensor of the layout."""
+    scheme = shmsync.SharedMemWeightSyncScheme()
+    model = Counting(1, 1)
+    scheme.init_on_sender(model_id="normaliser", model=model)
+    scheme.connect()
+    assert "The extra state of normaliser (Counting) is not pushed" in caplog.text
+    extracted = WeightStrategy(extract_as="tensordict").extract_weights(model)
+    assert "__extra_state__" in set(extracted.keys())
+    scheme.send(extracted)
+    assert scheme.version == 2
+    scheme.shutdown()
+
+
+def between_processes(world: SimpleNamespace, form: str) -> list[tuple[float, float]]:
+    """torchrl's own flow: init_on_sender, start, connect, send; what a worker's model shows before and after."""
+    model = nn.Linear(4, 2)
+    fill(model, 1.5)
+    scheme = shmsync.SharedMemWeightSyncScheme()
+    scheme.init_on_sender(
+        model_id="policy", weights=TensorDict.from_module(model), devices=[torch.device("cpu")], num_workers=1
+    )
+    pipe, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.Process(target=receive, args=(scheme, theirs))
+    worker.start()
+    scheme.connect()
+    shown = [pipe.recv()]
+    fill(model, 3.0)
+    scheme.send(model if form == "module" else TensorDict.from_module(model))
+    pipe.send("sent")
+    shown.append(pipe.recv())
+    worker.join()
+    scheme.shutdown()
+    return shown
+
+
+def receive(scheme: Any, pipe: Any) -> None:
+    model = nn.Linear(4, 2)
+    scheme.init_on_receiver(model_id="policy", model=model, worker_idx=0)
+    scheme.connect(worker_idx=0)
+    pipe.send((model.weight.min().item(), model.bias.max().item()))
+    pipe.recv()
+    scheme.receive()
+    pipe.send((model.weight.min().item(), model.bias.max().item()))
+    scheme.shutdown()
+
+
+@pytest.mark.parametrize("form", ["module", "tensordict"])
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_processes_of_ones_own(start: Start, method: str, form: str) -> None:
+    """As torchrl's tests of its schemes have it. Mutants: take a TensorDict for weights by worker; bind at the first
+    send only."""
+    trainer = start(method, build=build_nothing)
+    assert trainer.do(between_processes, form) == [(1.5, 1.5), (3.0, 3.0)]
+
+
+def build_nothing(world: SimpleNamespace) -> None:
+    """The test brings its own processes."""
 
 
 def test_plain_processes_models_and_maps() -> None:
