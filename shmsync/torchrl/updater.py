@@ -102,6 +102,7 @@ class RPCWeightUpdater(UpdaterBase):
         self._messenger: Messenger | None = None
         self._mutex = threading.RLock()
         self._closed = False
+        self._spent = 0.0  # of the first push's timeout, before it
         self._report: PushReport | None = None
         self._round: Round | None = None
 
@@ -325,7 +326,10 @@ class RPCWeightUpdater(UpdaterBase):
     def _used_before(self) -> int:
         """The newest version that the workers have had from other updaters: theirs must not look newer than ours."""
         rrefs = self.collector_rrefs or getattr(self.collector, "collector_rrefs", None) or ()
-        return newest_used(rrefs, min(self.timeout, _ASK_SECONDS)) if _rpc_running() else 0
+        begin = time.monotonic()
+        newest = newest_used(rrefs, min(self.timeout / 2, _ASK_SECONDS)) if _rpc_running() else 0
+        self._spent = time.monotonic() - begin
+        return newest
 
     def _publish_first(self) -> None:
         publisher = self._open()
@@ -353,7 +357,8 @@ class RPCWeightUpdater(UpdaterBase):
     def _tell(self, workers: list[int], wait: bool, force: bool = False) -> dict[int, BaseException]:
         """Notify workers, and await their answers if asked; the errors of those that did not confirm."""
         begin = time.perf_counter()
-        deadline = time.monotonic() + self.timeout
+        timeout, self._spent = self.timeout - self._spent, 0.0
+        deadline = time.monotonic() + timeout
         messenger, version = self._messenger, self.version
         assert messenger is not None
         silent = self.notify == "memory" and not force
@@ -363,7 +368,7 @@ class RPCWeightUpdater(UpdaterBase):
         report.workers.update({worker: WorkerReport(via=messenger.via(worker)) for worker in workers})
         # Whether a worker can map the channel shows by its attachment: nobody else would send it the weights.
         wait = wait or (self.fallback is not None and messenger.unasked(told))
-        self._round = messenger.begin(told, version, self.timeout, force)
+        self._round = messenger.begin(told, version, timeout, force)
         if wait:
             messenger.finish(self._round, deadline)
         report.workers.update(self._round.reports)

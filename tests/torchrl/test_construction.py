@@ -40,7 +40,11 @@ def stand_alone(world: SimpleNamespace, make: str = "positional", workers: int =
         "policy_weights": TensorDict.from_module(world.policy).data,
         "num_workers": workers,
     }
-    made = RPCWeightUpdater(*arguments.values()) if make == "positional" else RPCWeightUpdater(**arguments)
+    # Each begins anew, whatever the workers have had from the ones before.
+    if make == "positional":
+        made = RPCWeightUpdater(*arguments.values(), first_version=1)
+    else:
+        made = RPCWeightUpdater(**arguments, first_version=1)
     world.updater = made
     return made
 
