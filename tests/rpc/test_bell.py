@@ -29,10 +29,10 @@ from tests.helpers.rpc_worlds import (
 from tests.helpers.trainers import Trainer, wait_for
 
 
-def start(world: SimpleNamespace, **options: Any) -> None:
-    """Workers at version 2 that have answered the bell once."""
+def start(world: SimpleNamespace, within: float = 60.0, **options: Any) -> None:
+    """Workers at version 2 that have answered the bell once; pushes have so many seconds."""
     own(world)
-    updater(world, **options)
+    updater(world, timeout=within, **options)
     push(world, 1.0)
     push(world, 2.0)
     watch_messages(world)
@@ -151,7 +151,7 @@ def test_init_asks_everybody_anew(fresh_trainer: Trainer) -> None:
     """Nothing is published by it, so an answer on the roster may be older than the worker's death. Mutant: take the
     roster's answer for a version that was answered before."""
     trainer = fresh_trainer
-    trainer.do(start, timeout=3.0)
+    trainer.do(start, within=3.0)
     trainer.do(init_again)
     os.kill(trainer.do(ask, 1, pid_of), signal.SIGKILL)
     with pytest.raises(PushError) as caught:
@@ -161,7 +161,7 @@ def test_init_asks_everybody_anew(fresh_trainer: Trainer) -> None:
 
 def test_a_worker_that_timed_out_is_let_go_too(trainer: Trainer) -> None:
     """Mutant: detach those only that confirmed the last push."""
-    trainer.do(start, timeout=1.0)
+    trainer.do(start, within=1.0)
     pid = trainer.do(ask, 1, pid_of)
     stop(pid)
     try:
