@@ -7,13 +7,16 @@ share nothing with the trainer, and they start in milliseconds instead of second
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib
 import multiprocessing
 import os
 import pickle
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +44,95 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
+_RUNS = None  # an exit code that is not there yet
+
+
+class _Template:
+    """A process that has imported what trainers need, which takes seconds, and is copied for each of them.
+
+    It never opens a channel, and ends when this process does.
+    """
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._socket, theirs = socket.socketpair()
+        call = f"from tests.helpers.trainers import copy_on_request; copy_on_request({theirs.fileno()}, {modules!r})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", call],
+            cwd=ROOT,
+            env={**os.environ, **_ONE_THREAD},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def fork(self, pipe: int, log: int, start_method: str) -> int:
+        """Start a trainer; its pid."""
+        socket.send_fds(self._socket, [start_method.encode()], [pipe, log])
+        return self._answer()
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of one, minus the signal's number if one has ended it; None while it runs."""
+        self._socket.send(str(pid).encode())
+        code = self._answer()
+        return None if code == _STILL_RUNS else code
+
+    def _answer(self) -> int:
+        answer = self._socket.recv(64)
+        assert answer, "the template of trainers has died: what it said is in the output of the tests"
+        return int(answer)
+
+
+_STILL_RUNS = 1 << 20
+
+
+@functools.cache
+def _template(modules: tuple[str, ...]) -> _Template:
+    return _Template(modules)
+
+
+def copy_on_request(fd: int, modules: tuple[str, ...]) -> None:
+    """What a template runs; in each of its copies it returns when the trainer has come to its end."""
+    import torch
+
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
+        for module in modules:
+            importlib.import_module(module)
+    asked = socket.socket(fileno=fd)
+    while True:
+        request, fds, *_ = socket.recv_fds(asked, 64, 2)
+        if not request:
+            return  # the tests are over
+        if not fds:
+            asked.send(str(_exit_code(int(request))).encode())
+            continue
+        pid = os.fork()
+        if not pid:
+            break
+        for number in fds:
+            os.close(number)
+        asked.send(str(pid).encode())
+    asked.close()
+    os.setsid()
+    pipe, log = fds
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    serve(pipe, request.decode())
+
+
+def _exit_code(pid: int) -> int:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else _STILL_RUNS
+
+
 class Trainer:
     """`do(function, *args)` runs `function(world, *args)` in the trainer and gives its result or raises its error.
 
@@ -51,19 +143,8 @@ class Trainer:
     def __init__(self, modules: Iterable[str] = (), start_method: str = "forkserver") -> None:
         self._pipe, theirs = Pipe()
         self._log, self._output = tempfile.TemporaryFile(), ""  # noqa: SIM115 - closed by close()
-        call = (
-            f"from tests.helpers.trainers import serve; serve({theirs.fileno()}, {start_method!r}, {list(modules)!r})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", call],
-            cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        self._template = _template(tuple(modules))
+        self._pid, self._code = self._template.fork(theirs.fileno(), self._log.fileno(), start_method), _RUNS
         theirs.close()
 
     def do(self, function: Callable[..., Any], *args: Any, timeout: float = 90.0, **kwargs: Any) -> Any:
@@ -89,19 +170,26 @@ class Trainer:
 
     def processes(self) -> list[int]:
         """The pids of its session that still run: itself and what it started."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == self._process.pid]
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == self._pid]
 
     def end(self, timeout: float = 30.0) -> int:
         """Let it end by itself, as a script does at its last line; its exit code."""
         self._pipe.send_bytes(pickle.dumps(None))
-        return self._process.wait(timeout)
+        return int(wait_for(self._ended, "the end of a trainer", timeout)[0])
+
+    def _ended(self) -> tuple[int] | None:
+        if self._code is _RUNS:
+            self._code = self._template.code(self._pid)
+        return None if self._code is _RUNS else (self._code,)
 
     def close(self) -> None:
         """Kill it with all its children. A second call does nothing."""
-        if self._process.returncode is None:
+        if self._code is _RUNS:
             # Not waited for yet, so the number of its process group cannot be anybody else's.
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with contextlib.suppress(ProcessLookupError):  # it has not begun one
+                os.killpg(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)
+            wait_for(self._ended, "the end of a trainer", 30.0)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -118,16 +206,9 @@ def _session(pid: int) -> int | None:
     return None if state == "Z" else int(session)
 
 
-def serve(fd: int, start_method: str, modules: list[str]) -> None:
+def serve(fd: int, start_method: str) -> None:
     """What a trainer runs: calls, one after the other, in its main thread."""
-    import torch
-
-    torch.set_num_threads(1)
     caught: list[str] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
-        for module in modules:
-            importlib.import_module(module)
     _record_warnings(caught)
     multiprocessing.set_start_method(start_method, force=True)
     if start_method == "forkserver":
