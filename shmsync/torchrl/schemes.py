@@ -16,12 +16,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.weight_update import WeightSyncScheme
 
+from .. import ids
 from ..errors import ShmSyncError
 from ..publisher import Publisher
 from ..subscriber import Subscriber
 from .collector import is_function
 from .receiver import Idle, Receiver, received, stand_in
 from .report import Lag, PushReport
+from .stamps import make_room_in
 from .together import Together
 from .updater import RPCWeightUpdater
 
@@ -402,6 +404,8 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         self._address()  # before processes are forked, which are handed this object itself
         if context is not None:
             self.context = context
+            if self._stamp_steps:
+                make_room_in(getattr(context, "replay_buffer", None))
         if model is not None:
             self.model = model
         source = weights if weights is not None else model
@@ -435,14 +439,25 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         """Publish weights. ``weights``: None = the model's; a dict by worker id = each its own. ``worker_ids``: None =
         all. The workers use them from their next forward on.
 
-        Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
+        Raises WorkerIdError, what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
         self._check_connected()
         by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
         if by_worker and weights and all(isinstance(key, int) for key in weights):
+            self._resolve(list(weights))
             self._send_each(weights)
         else:
-            self._push_next(weights, worker_ids)
+            self._push_next(weights, self._resolve(worker_ids))
+
+    def _resolve(self, worker_ids: Any) -> Any:
+        """Worker ids of the collector, which knows how many there are. Raises WorkerIdError."""
+        workers = getattr(self.context, "num_workers", None)
+        if worker_ids is None or not workers:
+            return worker_ids
+        given = getattr(self.context, "policy_device", None)
+        devices = list(given) if isinstance(given, (list, tuple)) else [given] * workers
+        on = [torch.device("cpu" if device is None else device) for device in devices]
+        return ids.resolve(worker_ids, workers, on)
 
     @property
     def version(self) -> int:

@@ -313,3 +313,22 @@ def test_plain_processes_models_and_maps() -> None:
     assert [model.weight.item() for model in models] == [5.0, 6.0]
     for one in (*receivers, scheme):
         one.shutdown()
+
+
+def test_unknown_worker_ids_of_processes_are_named(start: Start) -> None:
+    """And nothing is published. Mutant: hand them on to the publisher, which doesn't know how many there are."""
+    trainer = start(build=build_multi, kind="MultiSyncCollector")
+    for ids in ([7], [0, 9], -1):
+        assert trainer.do(_refused, ids) == "WorkerIdError"
+    trainer.do(end)
+    assert trainer.end() == 0
+
+
+def _refused(world: Any, worker_ids: Any) -> str:
+    before = world.scheme.version
+    try:
+        world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
+    except Exception as error:
+        assert world.scheme.version == before
+        return type(error).__name__
+    return "nothing"

@@ -19,7 +19,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, SerialEnv, StepCounter, TransformedEnv
 
 import shmsync
@@ -326,3 +326,25 @@ def test_large_versions_are_whole() -> None:
             assert {p.mean().item() for p in bound.parameters()} == {value}
         assert binding.version == publisher.version == 2**47 + 2
         assert follower.lag == 0
+
+
+@pytest.mark.parametrize("kind", [LazyMemmapStorage, LazyTensorStorage])
+def test_a_replay_buffer_that_is_laid_out_already_gets_room(kind: Any) -> None:
+    """As a MultiSyncCollector lays it out before its processes start. Mutant: leave it as it is."""
+    steps = Corridor().fake_tensordict().expand(3).clone()
+    buffer = ReplayBuffer(storage=kind(10), batch_size=1, shared=True)
+    buffer.extend(steps)
+    buffer.empty()
+    stamps.make_room_in(buffer)
+    buffer.extend(steps.set(stamps.ENTRY, torch.full((3,), 7)))
+    assert buffer[:][stamps.ENTRY].tolist() == [7, 7, 7]
+
+
+def test_steps_at_random_after_a_forward_have_no_version(alone: Callable[..., Alone]) -> None:
+    """As after an older state was loaded. Mutant: begin with the entry of the step before."""
+    one = alone(init_random_frames=FRAMES, pushing=False)
+    steps = iter(one.collector)
+    for expected in (0, 1):
+        assert next(steps)[stamps.ENTRY].tolist() == [expected] * FRAMES
+    one.collector.load_state_dict({**one.collector.state_dict(), "frames": 0})
+    assert next(steps)[stamps.ENTRY].tolist() == [0] * FRAMES
