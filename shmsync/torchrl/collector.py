@@ -17,7 +17,7 @@ from torch import nn
 from .. import remote
 from ..binding import Binding
 from ..errors import BindingError, WaitTimeout
-from .stamps import Stamps
+from .stamps import Stamps, has_entries
 
 _log = logging.getLogger("shmsync")
 
@@ -77,6 +77,7 @@ class CollectorAttachment(remote.Following):
         graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
         models = {name: _model(collector, name) for name in names} if names else {"": policy}
         self._binding = Binding(self._subscriber, models, wrap=False, steady=graphs)
+        stamped = stamped or has_entries(collector)
         self._stamps = Stamps(collector, stamped)
         self._binding.at_entry(self._stamps.set)
         self._own = _bare(collector._wrapped_policy)

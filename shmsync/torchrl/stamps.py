@@ -52,6 +52,12 @@ class Stamps:
         self._begun = True
 
 
+def has_entries(collector: Any) -> bool:
+    """Whether an earlier attachment has begun with entries: they would stay as they are, so this one goes on."""
+    carrier = getattr(collector, "_carrier", None)
+    return carrier is not None and ENTRY in carrier.keys(True)
+
+
 def _correct(carrier: Any, version: int) -> None:
     before = carrier.get(_TRACKED, None)
     if isinstance(before, torch.Tensor):

@@ -247,7 +247,8 @@ def test_a_worker_that_can_not_map_can_not_be_asked() -> None:
 
 def test_the_next_updaters_versions_follow_those_before(start: Start) -> None:
     """A second updater for the same workers goes on counting, so no stamp goes back; it attaches them by a message, and
-    may ask for entries that the first did not. Mutants: begin with 1; let the message not ask."""
+    may ask for entries that the first did not. Mutants: begin with 1; let the message not ask; leave entries as they
+    are that an earlier one has asked for."""
     trainer = start()
     for value in (8.0, 9.0):
         trainer.do(push, value)
@@ -255,6 +256,9 @@ def test_the_next_updaters_versions_follow_those_before(start: Start) -> None:
     assert trainer.do(another_updater, True) == 4
     trainer.do(push, 10.0)
     assert trainer.do(entries_after, 2) == ([10.0], [4])
+    assert trainer.do(another_updater, True, False) == 5  # which does not ask for entries, but they are there
+    trainer.do(push, 11.0)
+    assert trainer.do(entries_after, 2) == ([11.0], [5])
 
 
 def test_a_version_to_begin_with(start: Start) -> None:
@@ -281,7 +285,7 @@ def continuing(**options: Any) -> shmsync.RPCWeightUpdater:
     return shmsync.RPCWeightUpdater(first_version=5001, **options)
 
 
-def another_updater(world: SimpleNamespace, closed: bool) -> int:
+def another_updater(world: SimpleNamespace, closed: bool, stamp_steps: bool = True) -> int:
     """Put another updater into the collector's place; the version that its first push will have."""
     old = world.updater
     if closed:
@@ -290,7 +294,7 @@ def another_updater(world: SimpleNamespace, closed: bool) -> int:
         collector_rrefs=world.collector.collector_rrefs,
         policy_weights=world.policy,
         num_workers=world.workers,
-        stamp_steps=True,
+        stamp_steps=stamp_steps,
     )
     world.updater._open()
     return world.updater._publisher.first_version
