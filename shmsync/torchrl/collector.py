@@ -15,14 +15,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from .. import remote
-from ..binding import Binding
+from ..binding import Binding, binding_of
 from ..errors import BindingError, WaitTimeout
-from .stamps import Stamps, has_entries
+from .rollout import CALLED_POLICY, Batches, Doorman, makes_steps, rests_between_batches, steps_at_random
+from .stamps import Stamps
 
 _log = logging.getLogger("shmsync")
-
-# The attribute that a rollout reads at every step.
-_CALLED_POLICY = "_wrapped_policy_maybe_compiled"
 
 
 class PolicyProxy:
@@ -73,33 +71,43 @@ class CollectorAttachment(remote.Following):
     ) -> None:
         super().__init__(collector, subscribe())
         self._running, self._first_seconds = 0, first_seconds
-        policy = collector.policy if isinstance(collector.policy, nn.Module) else nn.Module()
-        graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
-        models = {name: _model(collector, name) for name in names} if names else {"": policy}
-        self._binding = Binding(self._subscriber, models, wrap=False, steady=graphs)
-        stamped = stamped or has_entries(collector)
         self._stamps = Stamps(collector, stamped)
-        self._binding.at_entry(self._stamps.set)
-        self._own = _bare(collector._wrapped_policy)
-        self._proxy = PolicyProxy(self._binding, self._own, self._await_first if first_seconds else None)
-        setattr(collector, _CALLED_POLICY, self._proxy)
+        with Doorman(collector) as door:
+            if _gate(door.policy) is None:  # else it keeps switches and forwards apart, and the new one takes over
+                door.nobody_inside()
+            self._bind(names, door.policy)
         wrapped = ("next", "shutdown", *(["rollout"] if stamped else []))
         self._methods = {name: _bare(getattr(collector, name)) for name in wrapped}
         for name in wrapped:
             setattr(collector, name, getattr(self, f"_{name}"))
-        if hasattr(collector, "policy_weights"):
-            # It would keep the storages from before the binding alive, a second private copy of the weights.
-            collector.policy_weights = TensorDict.from_module(policy)
+
+    def _bind(self, names: tuple[str, ...], called: Any) -> None:
+        """Bind the models, with the gate where the collector calls its policy, which it does as `called`."""
+        collector, own = self.target, _bare(called)
+        known = collector.policy if hasattr(collector, CALLED_POLICY) else own
+        graphs = bool(getattr(collector, "cudagraphed_policy", False) or getattr(collector, "compiled_policy", False))
+        policy = _module_of(known, graphs)
+        models = {name: _model(collector, name) for name in names} if names else {"": policy}
+        # Before torchrl 0.11 a policy is called as the module that others know it as: it has the gate itself then.
+        place = None if isinstance(own, nn.Module) else "policy"
+        self._place = CALLED_POLICY if hasattr(collector, CALLED_POLICY) else place
+        self._binding = Binding(self._subscriber, models, wrap=self._place is None, steady=graphs)
+        self._binding.at_entry(self._stamps.set)
+        if self._place is not None:
+            self._own = own
+            self._proxy = PolicyProxy(self._binding, own, self._await_first if self._first_seconds else None)
+            setattr(collector, self._place, self._proxy)
+        _replace_weights(collector, policy)
 
     def notified(self) -> tuple[int, int]:
         with self._lock:
-            at_once = not self._running or self._steps_at_random()
+            at_once = not self._running or steps_at_random(self.target)
         return self._after(self._binding.follow if at_once else lambda: self._binding.version)
 
     def close(self) -> None:
         # A later attachment may have put its own in these places.
-        if getattr(self.target, _CALLED_POLICY, None) is self._proxy:
-            setattr(self.target, _CALLED_POLICY, self._own)
+        if self._place is not None and getattr(self.target, self._place, None) is self._proxy:
+            setattr(self.target, self._place, self._own)
         for name, method in self._methods.items():
             if getattr(getattr(self.target, name), "__self__", None) is self:
                 setattr(self.target, name, method)
@@ -117,10 +125,6 @@ class CollectorAttachment(remote.Following):
                 f"{self._subscriber.handle.pid}, within {self._first_seconds} s. The trainer connects its weight-sync "
                 "scheme when all workers have started: has one of them failed?"
             ) from None
-
-    def _steps_at_random(self) -> bool:
-        frames = getattr(self.target, "init_random_frames", None) or 0
-        return bool(getattr(self.target, "_frames", 0) < frames)
 
     def _next(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
@@ -159,6 +163,33 @@ def is_function(policy: Any) -> bool:
     return callable(policy) and not isinstance(policy, nn.Module)
 
 
+def _replace_weights(collector: Any, policy: nn.Module) -> None:
+    """Let go of the storages from before the binding, which would be a second private copy of the weights."""
+    if not hasattr(collector, "policy_weights"):
+        return
+    before, collector.policy_weights = collector.policy_weights, TensorDict.from_module(policy)
+    updater = getattr(collector, "weight_updater", None)
+    if updater is not None and getattr(updater, "policy_weights", None) is before:  # before torchrl 0.11
+        updater.policy_weights = collector.policy_weights
+
+
+def _gate(called: Any) -> Any:
+    """The binding that a policy's forwards go through, if it is bound already."""
+    if isinstance(called, PolicyProxy):
+        return called.__dict__["_binding"]
+    return binding_of(called) if isinstance(called, nn.Module) else None
+
+
+def _module_of(policy: Any, compiled: bool) -> nn.Module:
+    """The module whose weights a policy uses; an empty one for a function.
+
+    Before torchrl 0.11 a collector that compiles its policy puts in its place a function around it, or an object that
+    has it.
+    """
+    wrapped = (getattr(policy, "__wrapped__", None), getattr(policy, "module", None)) if compiled else ()
+    return next((one for one in (policy, *wrapped) if isinstance(one, nn.Module)), nn.Module())
+
+
 def _bare(called: Any) -> Any:
     """What an earlier attachment has wrapped, or `called` itself."""
     if isinstance(called, PolicyProxy):
@@ -195,7 +226,11 @@ class OuterAttachment:
 
 class CopyingAttachment:
     """A collector with inner processes that could not be reached when they started: it passes each version
-    on itself."""
+    on itself, in the way that its torchrl release has for that.
+
+    Where they rest between two batches it is passed on between two batches, so that no forward sees parts of two
+    versions. Elsewhere one may, as with torchrl's own classes.
+    """
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe, stamped: bool = False) -> None:
         if stamped:
@@ -203,11 +238,18 @@ class CopyingAttachment:
                 f"The inner processes of this {type(collector).__name__} had started before the channel was known, so "
                 "their steps can't be stamped: give RPCCollector the updater as weight_updater=, or leave stamp_steps="
             )
+        if getattr(collector, "weight_updater", self) is None and not getattr(collector, "_weight_sync_schemes", None):
+            raise BindingError(
+                f"This {type(collector).__name__} was made with a policy_factory, and its torchrl release can't pass "
+                "weights on to inner processes then: give RPCCollector a policy, or use a newer torchrl"
+            )
         self.target, self._subscriber = collector, subscribe()
         self._passed_on = 0
+        self._batches = Batches(collector) if rests_between_batches(collector) else None
         _log.warning(
             "Worker %s: the inner processes of this %s had started before the channel was known. It passes each "
-            "version on to them, a second copy; weight_updater= of RPCCollector lets them map the channel themselves",
+            "version on to them, a second copy. From torchrl 0.11 on weight_updater= of RPCCollector lets them map the "
+            "channel themselves",
             self._subscriber.worker_id,
             type(collector).__name__,
         )
@@ -221,14 +263,22 @@ class CopyingAttachment:
         """No answer but to messages: each is a copy to the inner processes, and two at once would be one too many."""
 
     def notified(self) -> tuple[int, int]:
+        if self._batches is None:
+            self._pass_on()
+        else:
+            self._batches.before_the_next(self._pass_on)
+        return self._passed_on, self._subscriber.seen
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.leave()
+        self._subscriber.close()
+
+    def _pass_on(self) -> None:
         if self._subscriber.seen > self._passed_on:
             with self._subscriber.lease() as lease:
                 self.target.update_policy_weights_(lease.weights)
                 self._passed_on = lease.version
-        return self._passed_on, self._subscriber.seen
-
-    def close(self) -> None:
-        self._subscriber.close()
 
 
 def attachment(
@@ -245,7 +295,7 @@ def attachment(
     nothing_inside = hasattr(type(target), "_run_processes") and is_function(getattr(target, "policy", None))
     if nothing_inside or any(isinstance(scheme, Receiver) for scheme in schemes.values()):
         return OuterAttachment(target, subscribe)
-    if hasattr(target, _CALLED_POLICY):
+    if makes_steps(target):
         return CollectorAttachment(target, subscribe, first_seconds, names, stamped)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):
         return CopyingAttachment(target, subscribe, stamped)

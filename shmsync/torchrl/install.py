@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import ShmSyncError
+from .releases import SCHEME, UPDATER, refusal, require_updater
 
 # Who makes objects by these names. A module that only asks `isinstance`, or derives a class, keeps torchrl's.
 _PLACES = {
@@ -51,7 +52,8 @@ def install() -> None:
     torchrl.weight_update and by the name of their backend; so Hydra's targets, which are such names, too. If torchrl is
     not imported yet, that happens when it is. A name that was imported from torchrl before stays what it was.
 
-    Raises ShmSyncError without torchrl. Contract: a second call does nothing; imports torchrl's collectors, if torchrl
+    Raises ShmSyncError without torchrl, and with a release that has nothing to replace: at once or, if torchrl is not
+    imported yet, out of its import. Contract: a second call does nothing; imports torchrl's collectors, if torchrl
     is there already, which takes seconds; processes that are started later are not touched (a worker gets what it needs
     from the trainer).
     """
@@ -91,6 +93,8 @@ def _replace() -> None:
     import shmsync
 
     for name, table, key in _places():
+        if refusal(UPDATER if name == "RPCWeightUpdater" else SCHEME) is not None:
+            continue
         ours = getattr(shmsync, name, None)
         before = table.get(key, _ABSENT)
         if ours is None or before is ours:
@@ -99,6 +103,8 @@ def _replace() -> None:
             before.register(ours)  # for `isinstance` with torchrl's own, wherever that is still known
         _replaced.append(_Replaced(table, key, before, ours))
         table[key] = ours
+    if not _replaced:
+        require_updater()
 
 
 def _places() -> Iterator[tuple[str, MutableMapping[str, Any], str]]:

@@ -19,7 +19,6 @@ from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
 from .fallback import reachable
-from .stamps import make_room_in
 
 
 class Receiver:
@@ -49,7 +48,7 @@ class Receiver:
         self._reset()
 
     def _reset(self) -> None:
-        self.initialized_on_sender = self.initialized_on_receiver = False
+        self.initialized_on_sender = self._receives = False
         self.synchronized_on_sender = self.synchronized_on_receiver = False
         self._context: Any = None
         self.model: Any = None
@@ -62,23 +61,27 @@ class Receiver:
     @context.setter
     def context(self, collector: Any) -> None:
         self._context = None if collector is None else weakref.ref(collector)
-        if collector is not None and self.initialized_on_receiver:
+        if collector is not None and self._receives:
             self._attach(collector)
 
+    @property
+    def initialized_on_receiver(self) -> bool:
+        """Not before the collector is there: torchrl gives a bare policy first, and the collector, in every release, to
+        schemes that are not initialised then."""
+        return self._receives and self.context is not None
+
     def init_on_sender(self, **kwargs: Any) -> None:
-        """In the parent of inner processes: they find the channel themselves, so only stamps need something."""
+        """In the parent of inner processes: they find the channel themselves, so there is nothing to do."""
         self.initialized_on_sender = True
-        if self._stamped:
-            make_room_in(getattr(kwargs.get("context"), "replay_buffer", None))
 
     def init_on_receiver(self, *, context: Any = None, model: Any = None, **kwargs: Any) -> None:
         """In the process that runs the policy: with its collector, or before that with the bare policy."""
-        self.initialized_on_receiver = True
+        self._receives = True
         self.model, self.context = model, context
 
     def connect(self, **kwargs: Any) -> None:
         """Give a bare policy its first values; a collector is attached already."""
-        if not self.initialized_on_receiver:
+        if not self._receives:
             self.synchronized_on_sender = True
             return
         if self.context is None and isinstance(self.model, nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
 # The entry of each step, where it is asked for. torchrl keeps the ids of trajectories beside it.
 ENTRY = ("collector", "policy_version")
@@ -30,7 +29,7 @@ class Stamps:
 
     def set(self, version: int) -> None:
         """The forward that begins now uses this version."""
-        carrier = getattr(self._collector, "_carrier", None)
+        carrier = _carrier(self._collector)
         tracker = getattr(self._collector, "policy_version_tracker", None)
         if tracker is not None and hasattr(tracker, "version"):
             tracker.version = version
@@ -43,8 +42,9 @@ class Stamps:
         """A rollout begins: make room for the entries of its steps."""
         if not self._entries:
             return
-        carrier = self._collector._carrier
-        _put(carrier, 0)  # also where random steps come again, after a forward
+        carrier = _carrier(self._collector)
+        if ENTRY not in carrier.keys(True):
+            _put(carrier, 0)
         buffer = getattr(self._collector, "_final_rollout", None)
         if buffer is not None and buffer is not self._buffer and getattr(self._collector, "_use_buffers", True):
             _make_room(buffer)
@@ -52,10 +52,9 @@ class Stamps:
         self._begun = True
 
 
-def has_entries(collector: Any) -> bool:
-    """Whether an earlier attachment has begun with entries: they would stay as they are, so this one goes on."""
-    carrier = getattr(collector, "_carrier", None)
-    return carrier is not None and ENTRY in carrier.keys(True)
+def _carrier(collector: Any) -> Any:
+    """What a collector carries from step to step. Before torchrl 0.11 it had another name."""
+    return getattr(collector, "_carrier", getattr(collector, "_shuttle", None))
 
 
 def _correct(carrier: Any, version: int) -> None:
@@ -69,27 +68,10 @@ def _put(carrier: Any, version: int) -> None:
     carrier.set(ENTRY, torch.full(carrier.shape, version, dtype=torch.int64, device=carrier.device))
 
 
-def make_room_in(replay_buffer: Any) -> None:
-    """Make room in a replay buffer whose storage torchrl has laid out before the processes that write to it start: what
-    a storage has no room for it drops, and says nothing. A storage without a layout takes it from the first steps."""
-    storage: Any = getattr(replay_buffer, "_storage", None)
-    data = getattr(storage, "_storage", None)
-    if not isinstance(data, TensorDictBase) or ENTRY in data.keys(True):
-        return
-    if data.is_memmap():
-        data.make_memmap(ENTRY, shape=data.shape, dtype=torch.int64)
-    else:
-        _make_room(data, shared=data.is_shared())
-    if getattr(storage, "_storage_keys", None) is not None:
-        storage._storage_keys = None  # torchrl's note of what there is room for; it is made anew
-
-
-def _make_room(buffer: Any, shared: bool = False) -> None:
+def _make_room(buffer: Any) -> None:
     if ENTRY in buffer.keys(True):
         return
     room = torch.zeros(buffer.shape, dtype=torch.int64, device=buffer.device)
-    if shared:
-        room.share_memory_()
     if buffer.is_locked:
         with buffer.unlock_():
             buffer.set(ENTRY, room)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterable
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -15,10 +13,11 @@ from torch.distributed import rpc
 
 from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
-from ..publisher import Publication, Publisher, check_options
+from ..publisher import Publication, Publisher
 from .base import UpdaterBase
 from .injection import inject, weights_of
 from .messenger import Messenger, Round, newest_used
+from .releases import UPDATER, look, require_updater
 from .report import Lag, PushReport, WorkerReport
 from .staleness import Behind, Staleness, measure, summary
 
@@ -77,11 +76,13 @@ class RPCWeightUpdater(UpdaterBase):
         storage: str = "memfd",
     ) -> None:
         super().__init__()
+        require_updater()
         if notify not in NOTIFY:
             raise ShmSyncError(f"Expected notify as one of {NOTIFY}, got {notify!r}")
         if fallback not in FALLBACK:
             raise ShmSyncError(f"Expected fallback as one of {FALLBACK}, got {fallback!r}")
-        check_timeout(timeout)
+        if not timeout > 0:
+            raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
         if stamp_steps and fallback:
             raise ShmSyncError("stamp_steps= needs workers that map the channel, so it can't go with fallback=")
         self.collector_infos, self.collector_class, self.collector_rrefs = (
@@ -93,10 +94,10 @@ class RPCWeightUpdater(UpdaterBase):
         self.timeout, self.notify, self.fallback = timeout, notify, fallback
         self._stamp_steps, self._first_version = stamp_steps, first_version
         self._staleness = Staleness(max_lag, on_lag)
-        options: dict[str, Any] = {"dtype": dtype, "max_subscribers": max_workers}
-        options |= {"checksum": checksum, "storage": storage}
-        check_options(**options, first_version=1 if first_version is None else first_version)
-        self._options = {**options, "timeout": timeout}
+        self._options = {
+            **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
+            **{"checksum": checksum, "storage": storage},
+        }
         self._publisher: Publisher | None = None
         self._messenger: Messenger | None = None
         self._mutex = threading.RLock()
@@ -143,15 +144,9 @@ class RPCWeightUpdater(UpdaterBase):
     def register_collector(self, collector: Any) -> None:
         """Register the collector: publish its policy's weights and give its workers-to-be the channel's handle.
 
-        Raises ShmSyncError if the updater serves another collector already, or this one has no workers under RPC,
-        UnsupportedLeaf if the weights can't be shared.
+        Raises ShmSyncError if the updater serves another collector already, UnsupportedLeaf if the weights can't be
+        shared.
         """
-        if any(hasattr(type(collector), its) for its in ("rollout", "_run_processes")):
-            raise ShmSyncError(
-                f"Expected an RPCCollector, got {type(collector).__qualname__}, whose workers are not RPC's: a "
-                "MultiSync- or MultiAsyncCollector takes weight_sync_schemes={'policy': SharedMemWeightSyncScheme()}, "
-                "and a Collector in this process uses the policy itself"
-            )
         super().register_collector(collector)
         with self._mutex:
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
@@ -407,12 +402,6 @@ class RPCWeightUpdater(UpdaterBase):
             raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
 
 
-def check_timeout(timeout: float) -> None:
-    """Raise ShmSyncError for what is no number of seconds to wait."""
-    if not timeout > 0:
-        raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
-
-
 def _raise(version: int, errors: dict[int, BaseException]) -> None:
     timed_out = any(isinstance(error, TimeoutError) for error in errors.values())
     raise (PushTimeout if timed_out else PushError)(version, errors)
@@ -424,13 +413,9 @@ def _rpc_running() -> bool:
 
 def _register_with_torchrl() -> None:
     """Make it an instance of torchrl's base class, without inheriting its deprecation warning."""
-    if find_spec("torchrl") is None:
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchrl warns about its own classes when it is imported
-        from torchrl.collectors.distributed import RPCWeightUpdater as Theirs
-    if Theirs is not RPCWeightUpdater:  # install() has registered it
-        Theirs.register(RPCWeightUpdater)
+    theirs = look(UPDATER).its
+    if theirs is not None and theirs is not RPCWeightUpdater:  # else install() has registered it
+        theirs.register(RPCWeightUpdater)
 
 
 _register_with_torchrl()

@@ -31,7 +31,8 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report", "torchrl.install", "torchrl.together", "torchrl.fallback"},
+    {"torchrl.base", "torchrl.report", "torchrl.releases", "torchrl.rollout", "torchrl.stamps"}
+    | {"torchrl.install", "torchrl.together", "torchrl.fallback"},
     {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
     {"torchrl.messenger", "torchrl.injection"},
     {"torchrl.updater", "torchrl.schemes"},
@@ -50,6 +51,7 @@ BESIDE: dict[str, set[str]] = {
     "bell": {"segment"},
     "files": {"segment"},
     "binding": {"targets"},
+    "torchrl.install": {"torchrl.releases"},
     "torchrl.receiver": {"torchrl.collector"},
     "torchrl.schemes": {"torchrl.updater"},
 }
