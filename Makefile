@@ -10,12 +10,13 @@ INPUTS := pyproject.toml setup.py constraints.txt $(shell find csrc -type f)
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+RELEASES ?=
 BENCH_ARGS ?=
 MINUTES ?= 10
 SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu soak lint docs bench bench-quick bench-compare clean distclean
+.PHONY: help demo test compat gpu soak lint docs bench bench-quick bench-compare clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,6 +27,9 @@ demo: $(VENV)/.demo ## train CartPole with shmsync (DEMO_ARGS="--updater torchrl
 
 test: $(VENV)/.test ## run all tests (PYTEST_ARGS="tests/unit -x")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+compat: $(VENV)/.test ## tests/compat with each supported release of torchrl (RELEASES="0.11 0.9" for some)
+	$(BIN)/python -m tests.compat $(RELEASES) -- $(PYTEST_ARGS)
 
 gpu: ## on a machine with an NVIDIA GPU: its tests and figures (PYTHON=... that has shmsync: no .venv then)
 	PYTHON='$(PYTHON)' tests/gpu/run.sh

@@ -22,13 +22,14 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributed import rpc
-from torchrl.collectors.distributed import RPCCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 import shmsync
 from shmsync.binding import binding_of
+from tests.helpers import releases
 
+RPCCollector = releases.named(rpc_module, "RPCCollector")
 MODULES = ("shmsync.torchrl.updater", "tests.helpers.collectors")
 
 
@@ -124,12 +125,12 @@ def build(
         env if isinstance(env, list) else [env] * workers,
         None if factory else world.policy,
         policy_factory=factory,
-        collector_class=getattr(torchrl.collectors, kind),
+        collector_class=releases.named(torchrl.collectors, kind),
         weight_updater=shmsync.RPCWeightUpdater if updater is None else updater,
         frames_per_batch=frames,
         launcher="mp",
         tcp_port=free_port(),
-        collector_kwargs={"track_policy_version": True, **(collector_kwargs or {})},
+        collector_kwargs={**releases.tracking(), **(collector_kwargs or {})},
         **{"total_frames": 10**6, "sync": True, **options},
     )
     world.updater = world.collector.weight_updater

@@ -9,10 +9,10 @@ from typing import Any
 
 import torchrl.collectors
 import torchrl.collectors.distributed.rpc as rpc_module
-from torchrl.collectors.distributed import RPCCollector
 
 import shmsync
-from tests.helpers.collectors import Corridor, free_port, net_policy
+from tests.helpers import releases
+from tests.helpers.collectors import Corridor, RPCCollector, free_port, net_policy
 
 
 class Pusher:
@@ -52,7 +52,7 @@ def build_rpc(
         env if isinstance(env, list) else [env] * workers,
         world.policy if with_policy else None,
         policy_factory=factory,
-        collector_class=getattr(torchrl.collectors, kind),
+        collector_class=releases.named(torchrl.collectors, kind),
         weight_sync_schemes={"policy": world.scheme},
         frames_per_batch=20,
         total_frames=total_frames,
@@ -60,7 +60,7 @@ def build_rpc(
         launcher="mp",
         num_workers_per_collector=num_workers_per_collector,
         tcp_port=free_port(),
-        collector_kwargs={"track_policy_version": True, **(collector_kwargs or {})},
+        collector_kwargs={**releases.tracking(), **(collector_kwargs or {})},
     )
     world.batches, world.updater = iter(world.collector), Pusher(world)
 
@@ -77,13 +77,13 @@ def build_multi(
     """A collector with processes of its own, with shmsync's scheme, of those options."""
     world.policy = policy()
     world.scheme = shmsync.SharedMemWeightSyncScheme(**options)
-    world.collector = getattr(torchrl.collectors, kind)(
+    world.collector = releases.named(torchrl.collectors, kind)(
         [Corridor] * workers,
         None if factory else world.policy,
         policy_factory=factory,
         weight_sync_schemes={"policy": world.scheme},
         frames_per_batch=20,
         total_frames=10**6,
-        track_policy_version=True,
+        **releases.tracking(),
     )
     world.batches, world.updater = iter(world.collector), Pusher(world)

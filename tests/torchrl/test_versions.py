@@ -5,26 +5,18 @@ The weights of version v are all v, so that a forward that mixes two versions sh
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 
 from tests.helpers import collectors, schemes
-from tests.helpers.collectors import Background, Corridor, fill, net_policy
+from tests.helpers.collectors import Corridor
+from tests.helpers.streams import ENOUGH_FRAMES, ENOUGH_VERSIONS, STAMPS, big_policy, stream
 from tests.helpers.trainers import Trainer
-
-ENOUGH_VERSIONS, ENOUGH_FRAMES = 40, 400
-# torchrl's own, before and after the step, and the one that is asked for.
-STAMPS = ("policy_version", ("next", "policy_version"), ("collector", "policy_version"))
-# 20 layers, 8 MB in all, and a moment after each layer in which another thread may do harm.
-big_policy = partial(net_policy, value=1.0, layers=20, size=100_000, pause=1e-4)
 
 
 def serial_env() -> EnvBase:
@@ -61,42 +53,6 @@ def build(
     collectors.build(world, policy, updater=shmsync.RPCWeightUpdater(notify=updater, stamp_steps=True), **options)
 
 
-def stream(world: SimpleNamespace, seconds: float, until: str = "") -> SimpleNamespace:
-    """Collect while another thread pushes, until there is enough to judge by, or something bad, or the time is over."""
-    found = SimpleNamespace(frames=0, mixed=0, misstamped=0, backwards=0, versions=set(), workers=set(), pushes=0)
-    last: dict[Any, float] = defaultdict(float)
-
-    def push_next() -> None:
-        fill(world.policy, world.updater.version + 1)
-        world.updater.push_weights(world.policy)
-
-    deadline = time.monotonic() + seconds
-    with Background(push_next) as pushing:
-        while time.monotonic() < deadline:
-            judge(next(world.batches), found, last)
-            enough = len(found.versions) >= ENOUGH_VERSIONS and found.frames >= ENOUGH_FRAMES
-            if getattr(found, until) if until else enough:
-                break
-    found.pushes = pushing.steps
-    return found
-
-
-def judge(data: TensorDictBase, found: SimpleNamespace, last: dict[Any, float]) -> None:
-    low, high, process, env, count = (
-        data[key].flatten().tolist() for key in ("low", "high", "process", "env", "count")
-    )
-    stamps = zip(*(data[key].flatten().tolist() for key in STAMPS), strict=True)
-    wrong = [{*stamp} != {used} for stamp, used in zip(stamps, low, strict=True)]
-    for i in sorted(range(len(low)), key=lambda i: count[i]):
-        found.mixed += low[i] != high[i]
-        found.misstamped += wrong[i]
-        found.backwards += low[i] < last[process[i], env[i]]
-        last[process[i], env[i]] = low[i]
-    found.frames += len(low)
-    found.versions.update(low)
-    found.workers.update(process)
-
-
 @pytest.fixture
 def start(start: Callable[..., Trainer]) -> Callable[..., Trainer]:
     return partial(start, build=build)
@@ -109,6 +65,7 @@ def test_no_forward_mixes_versions_and_each_step_has_the_stamp_of_its_forward(st
     assert found.frames >= ENOUGH_FRAMES
     assert len(found.versions) >= ENOUGH_VERSIONS
     assert len(found.workers) == 2
+    assert found.stamps == set(STAMPS)
     assert (found.mixed, found.misstamped, found.backwards) == (0, 0, 0)
 
 
