@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import DOCS, PAGES
 from tests.docs.programs import Page, WrongPage, page, run
+from tests.helpers.trainers import wait_for
 
 WITH_PROGRAMS = [path for path in PAGES if page(path.read_text()).steps]
 
@@ -76,7 +78,13 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(AssertionError, match="did not end in time"):
         ran("```bash\nsleep 600 & echo $! >pid; wait\n```\n", tmp_path)
     state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    def ended() -> bool:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return state.read_text().rpartition(")")[2].split()[0] == "Z"
+        return True
+
+    wait_for(ended, "the end of what it had started")  # it has been killed, and dies when it is its turn
 
 
 @pytest.mark.parametrize(
