@@ -81,8 +81,15 @@ class Publisher:
         first_version: int = 1,
         name: str | None = None,
     ) -> None:
-        _check_options(dtype, storage, max_subscribers, max_slots, checksum)
-        self.first_version = _checked_first(first_version)
+        check_options(
+            dtype=dtype,
+            storage=storage,
+            max_subscribers=max_subscribers,
+            max_slots=max_slots,
+            checksum=checksum,
+            first_version=first_version,
+        )
+        self.first_version = first_version
         self._source, self._dtype, self._timeout, self._checksum = weights, dtype, timeout, checksum
         table = None if weights is None else flatten(weights)
         layout = None if table is None else build(table, dtype)
@@ -93,6 +100,7 @@ class Publisher:
         if storage == "file":
             leftovers.remove(files.folder())
         self._store: Store | None = None
+        self._closed_at = 0
         self._serving: threading.Thread | None = None
         self._failure: BaseException | None = None
         with forks.making():
@@ -110,8 +118,8 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """The newest published version; 0 = nothing yet, or closed."""
-        return slots.version_of(self._store.writer.newest) if self._store else 0
+        """The newest published version, also after close(); 0 = nothing yet."""
+        return slots.version_of(self._store.writer.newest) if self._store else self._closed_at
 
     @property
     def layout(self) -> Layout | None:
@@ -291,6 +299,7 @@ class Publisher:
         with self._mutex:
             self._control.close(self._pid)  # interrupted, it is gone on with the next time
             self._finalizer.detach()
+            self._closed_at = self.version
             self._store = None
             self._source = None
             if self._failure is not None:
@@ -348,20 +357,24 @@ def _end(control: Control, pid: int, mutex: threading.Lock) -> None:
             mutex.release()
 
 
-def _checked_first(version: int) -> int:
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _LAST_FIRST_VERSION:
-        raise ShmSyncError(f"Expected first_version from 1 to {_LAST_FIRST_VERSION}, got {version!r}")
-    return version
-
-
-def _check_options(
-    dtype: torch.dtype | None, storage: str, max_subscribers: int, max_slots: int | None, checksum: bool
+def check_options(
+    *,
+    dtype: torch.dtype | None = None,
+    storage: str = "memfd",
+    max_subscribers: int = 256,
+    max_slots: int | None = None,
+    checksum: bool = False,
+    first_version: int = 1,
 ) -> None:
+    """Raise what a Publisher made with these would raise."""
+    whole = isinstance(first_version, int) and not isinstance(first_version, bool)
+    if not whole or not 1 <= first_version <= _LAST_FIRST_VERSION:
+        raise ShmSyncError(f"Expected first_version from 1 to {_LAST_FIRST_VERSION}, got {first_version!r}")
     if storage not in places.STORAGES:
         raise ShmSyncError(f"Expected storage as one of {places.STORAGES}, got {storage!r}")
     if checksum:
         hasher()
-    if dtype is not None and not dtype.is_floating_point:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ShmSyncError(f"Expected a floating dtype=, got {dtype}: only floating leaves are cast")
     if not 1 <= max_subscribers <= wire.MAX_SUBSCRIBERS:
         raise LimitError(f"Expected max_subscribers from 1 to {wire.MAX_SUBSCRIBERS}, got {max_subscribers}")

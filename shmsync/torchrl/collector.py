@@ -18,7 +18,7 @@ from .. import remote
 from ..binding import Binding, binding_of
 from ..errors import BindingError, WaitTimeout
 from .rollout import CALLED_POLICY, Batches, Doorman, makes_steps, rests_between_batches, steps_at_random
-from .stamps import Stamps
+from .stamps import Stamps, has_entries
 
 _log = logging.getLogger("shmsync")
 
@@ -71,6 +71,7 @@ class CollectorAttachment(remote.Following):
     ) -> None:
         super().__init__(collector, subscribe())
         self._running, self._first_seconds = 0, first_seconds
+        stamped = stamped or has_entries(collector)
         self._stamps = Stamps(collector, stamped)
         with Doorman(collector) as door:
             if _gate(door.policy) is None:  # else it keeps switches and forwards apart, and the new one takes over

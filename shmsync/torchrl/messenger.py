@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -235,6 +236,8 @@ class Messenger:
     def _result(self, worker: int, message: Any) -> WorkerReport:
         answer = message if isinstance(message, BaseException) else _outcome(message)
         if isinstance(answer, BaseException):
+            if not isinstance(answer, (ShmSyncError, TimeoutError)):
+                answer = self._obituary(worker) or answer
             self._lose(worker)
             return WorkerReport(error=answer, via=self.via(worker))
         used, seen, *pid = answer
@@ -244,6 +247,13 @@ class Messenger:
             self.by_rpc.confirmed(worker, used)
         self._answered[worker] = seen
         return WorkerReport(in_use=used, seen=seen, via=self.via(worker))
+
+    def _obituary(self, worker: int) -> BaseException | None:
+        """What RPC says of a process that has died is that a pipe is broken."""
+        attached = self._attached.get(worker)
+        if attached is None or self._handle.path or os.path.exists(f"/proc/{attached.pid}"):
+            return None
+        return ConnectionError(f"its process, pid {attached.pid}, has died; start it anew, or push to the others")
 
     def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
         """Whether it has just turned out that a worker needs the weights by RPC."""

@@ -19,6 +19,7 @@ from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
 from .fallback import reachable
+from .stamps import make_room_in
 
 
 class Receiver:
@@ -71,8 +72,10 @@ class Receiver:
         return self._receives and self.context is not None
 
     def init_on_sender(self, **kwargs: Any) -> None:
-        """In the parent of inner processes: they find the channel themselves, so there is nothing to do."""
+        """In the parent of inner processes: they find the channel themselves, so only stamps need something."""
         self.initialized_on_sender = True
+        if self._stamped:
+            make_room_in(getattr(kwargs.get("context"), "replay_buffer", None))
 
     def init_on_receiver(self, *, context: Any = None, model: Any = None, **kwargs: Any) -> None:
         """In the process that runs the policy: with its collector, or before that with the bare policy."""

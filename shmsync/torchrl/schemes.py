@@ -15,15 +15,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from ..errors import ShmSyncError
-from ..publisher import Publisher
+from .. import ids
+from ..errors import ChannelClosed, ShmSyncError
+from ..publisher import Publisher, check_options
 from ..subscriber import Subscriber
 from .collector import is_function
 from .receiver import Idle, Receiver, received, stand_in
 from .releases import SCHEME, refusal, scheme_base
 from .report import Lag, PushReport
+from .stamps import make_room_in
 from .together import Together
-from .updater import RPCWeightUpdater
+from .updater import RPCWeightUpdater, check_timeout
 
 _log = logging.getLogger("shmsync")
 
@@ -45,8 +47,7 @@ class _SharedScheme(WeightSyncScheme):
 
     def __init__(self, strategy: str, timeout: float, stamp_steps: bool, options: Mapping[str, Any]) -> None:
         super().__init__(strategy)
-        if not timeout > 0:
-            raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
+        check_timeout(timeout)
         self._timeout, self._stamp_steps, self._options = timeout, stamp_steps, dict(options)
         self._fallback = options.get("fallback") is not None
         self._together: Together | None = None
@@ -97,13 +98,19 @@ class _SharedScheme(WeightSyncScheme):
         else:
             self._push(prepared, worker_ids, False)
 
+    def _check_open(self) -> None:
+        if self._owner()._ended_at is not None:
+            raise ChannelClosed(f"This {type(self).__name__} was shut down; make another one")
+
     def _check_connected(self) -> None:
+        self._check_open()
         if not (self.initialized_on_sender and self.synchronized_on_sender):
             raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
 
     def _begin(self) -> None:
         self._handle_text: str | None = None
         self._own_handle: str | None = None
+        self._ended_at: int | None = None  # the version that there was
         self._receiver: Receiver | None = None
         self._subscriber: Subscriber | None = None  # of a model without a collector
 
@@ -281,11 +288,13 @@ class RPCWeightSyncScheme(_SharedScheme):
     def _begin(self) -> None:
         super()._begin()
         self._updater = None
+        self._last_report: PushReport | None = None
 
     def _handle(self) -> str:
         return str(self._pusher()._open().handle)
 
     def _pusher(self) -> RPCWeightUpdater:
+        self._check_open()
         owner: RPCWeightSyncScheme = self._owner()
         if owner._updater is None:
             owner._updater = owner._make_updater()
@@ -297,7 +306,9 @@ class RPCWeightSyncScheme(_SharedScheme):
     def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
         self._pusher().push_weights(weights, worker_ids, partial=partial)
 
-    def _init_on_sender_impl(self, *, model_id: str, context: Any, num_workers: int, **kwargs: Any) -> None:
+    def _init_on_sender_impl(
+        self, *, model_id: str, context: Any = None, num_workers: int | None = None, **kwargs: Any
+    ) -> None:
         if getattr(context, "collector_rrefs", None) is None:
             raise ShmSyncError(
                 f"Expected a context with collector_rrefs, an RPCCollector, got {type(context).__qualname__}"
@@ -326,15 +337,15 @@ class RPCWeightSyncScheme(_SharedScheme):
 
     @property
     def version(self) -> int:
-        """The newest published version; 0 = nothing yet."""
-        updater = self._owner()._updater
-        return updater.version if updater is not None else 0
+        """The newest published version, also after the end; 0 = nothing yet."""
+        owner = self._owner()
+        return owner._updater.version if owner._updater is not None else owner._ended_at or 0
 
     @property
     def last_push(self) -> PushReport | None:
-        """What the last push did."""
-        updater = self._owner()._updater
-        return updater.last_push if updater is not None else None
+        """What the last push did, also after the end."""
+        owner = self._owner()
+        return owner._updater.last_push if owner._updater is not None else owner._last_report
 
     def lag(self) -> Lag:
         """How many versions each attached worker is behind; see RPCWeightUpdater.lag."""
@@ -344,6 +355,7 @@ class RPCWeightSyncScheme(_SharedScheme):
         super().shutdown()
         updater, self._updater = getattr(self, "_updater", None), None
         if updater is not None:
+            self._ended_at, self._last_report = updater.version, updater.last_push
             updater.close()
 
 
@@ -373,7 +385,13 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         stamp_steps: bool = False,
         first_version: int = 1,
     ) -> None:
-        options = {"dtype": dtype, "max_subscribers": max_workers, "checksum": checksum, "storage": storage}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "max_subscribers": max_workers,
+            "checksum": checksum,
+            "storage": storage,
+        }
+        check_options(**options, first_version=first_version)
         super().__init__(strategy, timeout, stamp_steps, {**options, "first_version": first_version})
         self.sync = sync
 
@@ -383,6 +401,7 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         self._publisher: Publisher | None = None
 
     def _channel(self) -> Publisher:
+        self._check_open()
         owner: SharedMemWeightSyncScheme = self._owner()
         if owner._publisher is None:
             owner._publisher = Publisher(name=type(self).__name__, timeout=self._timeout, **self._options)
@@ -408,9 +427,12 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         ctx: Any = None,
     ) -> None:
         self.model_id = model_id or "policy"
+        _check_processes(context)
         self._address()  # before processes are forked, which are handed this object itself
         if context is not None:
             self.context = context
+            if self._stamp_steps:
+                make_room_in(getattr(context, "replay_buffer", None))
         if model is not None:
             self.model = model
         source = weights if weights is not None else model
@@ -444,26 +466,54 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         """Publish weights. ``weights``: None = the model's; a dict by worker id = each its own. ``worker_ids``: None =
         all. The workers use them from their next forward on.
 
-        Raises what Publisher.publish raises, and ShmSyncError before the scheme is connected.
+        Raises WorkerIdError, what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
         self._check_connected()
         by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
         if by_worker and weights and all(isinstance(key, int) for key in weights):
+            self._resolve(list(weights))
             self._send_each(weights)
         else:
-            self._push_next(weights, worker_ids)
+            self._push_next(weights, self._resolve(worker_ids))
+
+    def _resolve(self, worker_ids: Any) -> Any:
+        """Worker ids of the collector, which knows how many there are. Raises WorkerIdError."""
+        workers = getattr(self.context, "num_workers", None)
+        if worker_ids is None or not workers:
+            return worker_ids
+        given = getattr(self.context, "policy_device", None)
+        devices = list(given) if isinstance(given, (list, tuple)) else [given] * workers
+        on = [torch.device("cpu" if device is None else device) for device in devices]
+        return ids.resolve(worker_ids, workers, on)
 
     @property
     def version(self) -> int:
-        """The newest published version; 0 = nothing yet."""
-        publisher = self._owner()._publisher
-        return publisher.version if publisher is not None else 0
+        """The newest published version, also after the end; 0 = nothing yet."""
+        owner = self._owner()
+        return owner._publisher.version if owner._publisher is not None else owner._ended_at or 0
 
     def shutdown(self) -> None:
         super().shutdown()
         publisher, self._publisher = getattr(self, "_publisher", None), None
         if publisher is not None:
+            self._ended_at = publisher.version
             publisher.close()
+
+
+def _check_processes(context: Any) -> None:
+    """Raise ShmSyncError for a collector that has nobody to push to, or nothing to push."""
+    if context is None:
+        return
+    if not getattr(context, "num_workers", None):
+        raise ShmSyncError(
+            "Expected a collector with processes of its own, a MultiSyncCollector, say, got "
+            f"{type(context).__qualname__}: a collector in this process uses the policy itself, so leave the scheme out"
+        )
+    if is_function(getattr(context, "policy", None)):
+        raise ShmSyncError(
+            f"Expected a policy that is an nn.Module, got {type(context.policy).__qualname__}: a function has no "
+            "weights, so leave the scheme out"
+        )
 
 
 def _has_extra_state(model: Any) -> bool:

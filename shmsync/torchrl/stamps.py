@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
 # The entry of each step, where it is asked for. torchrl keeps the ids of trajectories beside it.
 ENTRY = ("collector", "policy_version")
@@ -43,13 +44,18 @@ class Stamps:
         if not self._entries:
             return
         carrier = _carrier(self._collector)
-        if ENTRY not in carrier.keys(True):
-            _put(carrier, 0)
+        _put(carrier, 0)  # also where random steps come again, after a forward
         buffer = getattr(self._collector, "_final_rollout", None)
         if buffer is not None and buffer is not self._buffer and getattr(self._collector, "_use_buffers", True):
             _make_room(buffer)
             self._buffer = buffer
         self._begun = True
+
+
+def has_entries(collector: Any) -> bool:
+    """Whether an earlier attachment has begun with entries: they would stay as they are, so this one goes on."""
+    carrier = _carrier(collector)
+    return carrier is not None and ENTRY in carrier.keys(True)
 
 
 def _carrier(collector: Any) -> Any:
@@ -68,10 +74,27 @@ def _put(carrier: Any, version: int) -> None:
     carrier.set(ENTRY, torch.full(carrier.shape, version, dtype=torch.int64, device=carrier.device))
 
 
-def _make_room(buffer: Any) -> None:
+def make_room_in(replay_buffer: Any) -> None:
+    """Make room in a replay buffer whose storage torchrl has laid out before the processes that write to it start: what
+    a storage has no room for it drops, and says nothing. A storage without a layout takes it from the first steps."""
+    storage: Any = getattr(replay_buffer, "_storage", None)
+    data = getattr(storage, "_storage", None)
+    if not isinstance(data, TensorDictBase) or ENTRY in data.keys(True):
+        return
+    if data.is_memmap():
+        data.make_memmap(ENTRY, shape=data.shape, dtype=torch.int64)
+    else:
+        _make_room(data, shared=data.is_shared())
+    if getattr(storage, "_storage_keys", None) is not None:
+        storage._storage_keys = None  # torchrl's note of what there is room for; it is made anew
+
+
+def _make_room(buffer: Any, shared: bool = False) -> None:
     if ENTRY in buffer.keys(True):
         return
     room = torch.zeros(buffer.shape, dtype=torch.int64, device=buffer.device)
+    if shared:
+        room.share_memory_()
     if buffer.is_locked:
         with buffer.unlock_():
             buffer.set(ENTRY, room)

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
-from ..publisher import Publication, Publisher
+from ..publisher import Publication, Publisher, check_options
 from .base import UpdaterBase
 from .injection import inject, weights_of
 from .messenger import Messenger, Round, newest_used
@@ -81,8 +81,7 @@ class RPCWeightUpdater(UpdaterBase):
             raise ShmSyncError(f"Expected notify as one of {NOTIFY}, got {notify!r}")
         if fallback not in FALLBACK:
             raise ShmSyncError(f"Expected fallback as one of {FALLBACK}, got {fallback!r}")
-        if not timeout > 0:
-            raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
+        check_timeout(timeout)
         if stamp_steps and fallback:
             raise ShmSyncError("stamp_steps= needs workers that map the channel, so it can't go with fallback=")
         self.collector_infos, self.collector_class, self.collector_rrefs = (
@@ -94,10 +93,10 @@ class RPCWeightUpdater(UpdaterBase):
         self.timeout, self.notify, self.fallback = timeout, notify, fallback
         self._stamp_steps, self._first_version = stamp_steps, first_version
         self._staleness = Staleness(max_lag, on_lag)
-        self._options = {
-            **{"dtype": dtype, "max_subscribers": max_workers, "timeout": timeout},
-            **{"checksum": checksum, "storage": storage},
-        }
+        options: dict[str, Any] = {"dtype": dtype, "max_subscribers": max_workers}
+        options |= {"checksum": checksum, "storage": storage}
+        check_options(**options, first_version=1 if first_version is None else first_version)
+        self._options = {**options, "timeout": timeout}
         self._publisher: Publisher | None = None
         self._messenger: Messenger | None = None
         self._mutex = threading.RLock()
@@ -144,9 +143,15 @@ class RPCWeightUpdater(UpdaterBase):
     def register_collector(self, collector: Any) -> None:
         """Register the collector: publish its policy's weights and give its workers-to-be the channel's handle.
 
-        Raises ShmSyncError if the updater serves another collector already, UnsupportedLeaf if the weights can't be
-        shared.
+        Raises ShmSyncError if the updater serves another collector already, or this one has no workers under RPC,
+        UnsupportedLeaf if the weights can't be shared.
         """
+        if any(hasattr(type(collector), its) for its in ("rollout", "_run_processes")):
+            raise ShmSyncError(
+                f"Expected an RPCCollector, got {type(collector).__qualname__}, whose workers are not RPC's: a "
+                "MultiSync- or MultiAsyncCollector takes weight_sync_schemes={'policy': SharedMemWeightSyncScheme()}, "
+                "and a Collector in this process uses the policy itself"
+            )
         super().register_collector(collector)
         with self._mutex:
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
@@ -400,6 +405,12 @@ class RPCWeightUpdater(UpdaterBase):
     def _check_open(self) -> None:
         if self._closed:
             raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ShmSyncError for what is no number of seconds to wait."""
+    if not timeout > 0:
+        raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
 
 
 def _raise(version: int, errors: dict[int, BaseException]) -> None:

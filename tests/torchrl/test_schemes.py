@@ -180,10 +180,63 @@ def largest_lag(world: SimpleNamespace) -> int:
     return world.scheme.lag().max
 
 
-@pytest.mark.parametrize("options", [{"notify": "pigeon"}, {"on_lag": "weep"}, {"max_lag": -1}, {"fallback": "tcp"}])
+FOR_ALL = [{"first_version": 0}, {"storage": "cloud"}, {"dtype": 3}, {"timeout": 0}]
+FOR_RPC = [{"notify": "pigeon"}, {"on_lag": "weep"}, {"max_lag": -1}, {"fallback": "tcp"}]
+
+
+@pytest.mark.parametrize("options", [*FOR_ALL, *FOR_RPC], ids=lambda options: next(iter(options)))
 def test_bad_options_are_named_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ShmSyncError, match=f"Expected {next(iter(options))}"):
-        shmsync.RPCWeightSyncScheme(**options)
+    """Before there are workers. Mutant: leave it to the channel, which is opened later."""
+    kinds = [shmsync.RPCWeightUpdater, shmsync.RPCWeightSyncScheme]
+    for kind in [*kinds, *([shmsync.SharedMemWeightSyncScheme] if options in FOR_ALL else [])]:
+        with pytest.raises(ShmSyncError, match=f"Expected .*{next(iter(options))}"):
+            kind(**options)
+
+
+def test_the_last_version_is_known_after_the_end(start: Start) -> None:
+    """A checkpoint may be written then. Nothing can be sent any more. Mutants: forget it; open another channel."""
+    trainer = start(build=build_rpc)
+    trainer.do(push, 8.0)
+    assert trainer.do(after_the_end) == (2, 2, "ChannelClosed", "ChannelClosed", 2)
+
+
+def after_the_end(world: SimpleNamespace) -> tuple[Any, ...]:
+    world.collector.shutdown()
+    errors = []
+    for call in (lambda: world.scheme.send(world.policy), world.scheme.lag):
+        try:
+            call()
+        except ShmSyncError as error:
+            errors.append(type(error).__name__)
+    return world.scheme.version, world.scheme.last_push.version, *errors, world.scheme.version
+
+
+@pytest.mark.filterwarnings("ignore:Using WeightUpdaterBase:DeprecationWarning")  # torchrl about its own argument
+def test_collectors_that_a_scheme_is_not_for() -> None:
+    """Each is an error when the collector is made. Mutant: push to nobody, and say nothing."""
+    options = {"frames_per_batch": 10, "total_frames": 100, "auto_register_policy_transforms": False}
+    collector = torchrl.collectors
+    random = RandomPolicy(Corridor().action_spec)
+    for make, match in (
+        (lambda: scheme_in(collector.Collector, Corridor, net_policy()), "MultiSyncCollector, say, got Collector"),
+        (lambda: scheme_in(collector.MultiSyncCollector, [Corridor], random), "got RandomPolicy"),
+        (
+            lambda: collector.Collector(Corridor, net_policy(), weight_updater=shmsync.RPCWeightUpdater, **options),
+            "RPC",
+        ),
+        (
+            lambda: scheme_in(collector.MultiSyncCollector, [Corridor], net_policy(), shmsync.RPCWeightSyncScheme()),
+            "an RPCCollector, got MultiSyncCollector",
+        ),
+    ):
+        with pytest.raises(ShmSyncError, match=match):
+            make()
+
+
+def scheme_in(kind: Any, env: Any, policy: Any, scheme: Any = None) -> Any:
+    scheme = scheme or shmsync.SharedMemWeightSyncScheme()
+    more = {} if kind is not torchrl.collectors.Collector else {"auto_register_policy_transforms": False}
+    return kind(env, policy, frames_per_batch=10, total_frames=100, weight_sync_schemes={"policy": scheme}, **more)
 
 
 def test_a_first_forward_without_a_trainer_is_bounded_and_names_the_worker() -> None:
@@ -313,3 +366,22 @@ def test_plain_processes_models_and_maps() -> None:
     assert [model.weight.item() for model in models] == [5.0, 6.0]
     for one in (*receivers, scheme):
         one.shutdown()
+
+
+def test_unknown_worker_ids_of_processes_are_named(start: Start) -> None:
+    """And nothing is published. Mutant: hand them on to the publisher, which doesn't know how many there are."""
+    trainer = start(build=build_multi, kind="MultiSyncCollector")
+    for ids in ([7], [0, 9], -1):
+        assert trainer.do(_refused, ids) == "WorkerIdError"
+    trainer.do(end)
+    assert trainer.end() == 0
+
+
+def _refused(world: Any, worker_ids: Any) -> str:
+    before = world.scheme.version
+    try:
+        world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
+    except Exception as error:
+        assert world.scheme.version == before
+        return type(error).__name__
+    return "nothing"

@@ -19,7 +19,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, SerialEnv, StepCounter, TransformedEnv
 
 import shmsync
@@ -247,7 +247,8 @@ def test_a_worker_that_can_not_map_can_not_be_asked() -> None:
 
 def test_the_next_updaters_versions_follow_those_before(start: Start) -> None:
     """A second updater for the same workers goes on counting, so no stamp goes back; it attaches them by a message, and
-    may ask for entries that the first did not. Mutants: begin with 1; let the message not ask."""
+    may ask for entries that the first did not. Mutants: begin with 1; let the message not ask; leave entries as they
+    are that an earlier one has asked for."""
     trainer = start()
     for value in (8.0, 9.0):
         trainer.do(push, value)
@@ -255,6 +256,9 @@ def test_the_next_updaters_versions_follow_those_before(start: Start) -> None:
     assert trainer.do(another_updater, True) == 4
     trainer.do(push, 10.0)
     assert trainer.do(entries_after, 2) == ([10.0], [4])
+    assert trainer.do(another_updater, True, False) == 5  # which does not ask for entries, but they are there
+    trainer.do(push, 11.0)
+    assert trainer.do(entries_after, 2) == ([11.0], [5])
 
 
 def test_a_version_to_begin_with(start: Start) -> None:
@@ -281,7 +285,7 @@ def continuing(**options: Any) -> shmsync.RPCWeightUpdater:
     return shmsync.RPCWeightUpdater(first_version=5001, **options)
 
 
-def another_updater(world: SimpleNamespace, closed: bool) -> int:
+def another_updater(world: SimpleNamespace, closed: bool, stamp_steps: bool = True) -> int:
     """Put another updater into the collector's place; the version that its first push will have."""
     old = world.updater
     if closed:
@@ -290,7 +294,7 @@ def another_updater(world: SimpleNamespace, closed: bool) -> int:
         collector_rrefs=world.collector.collector_rrefs,
         policy_weights=world.policy,
         num_workers=world.workers,
-        stamp_steps=True,
+        stamp_steps=stamp_steps,
     )
     world.updater._open()
     return world.updater._publisher.first_version
@@ -326,3 +330,25 @@ def test_large_versions_are_whole() -> None:
             assert {p.mean().item() for p in bound.parameters()} == {value}
         assert binding.version == publisher.version == 2**47 + 2
         assert follower.lag == 0
+
+
+@pytest.mark.parametrize("kind", [LazyMemmapStorage, LazyTensorStorage])
+def test_a_replay_buffer_that_is_laid_out_already_gets_room(kind: Any) -> None:
+    """As a MultiSyncCollector lays it out before its processes start. Mutant: leave it as it is."""
+    steps = Corridor().fake_tensordict().expand(3).clone()
+    buffer = ReplayBuffer(storage=kind(10), batch_size=1, shared=True)
+    buffer.extend(steps)
+    buffer.empty()
+    stamps.make_room_in(buffer)
+    buffer.extend(steps.set(stamps.ENTRY, torch.full((3,), 7)))
+    assert buffer[:][stamps.ENTRY].tolist() == [7, 7, 7]
+
+
+def test_steps_at_random_after_a_forward_have_no_version(alone: Callable[..., Alone]) -> None:
+    """As after an older state was loaded. Mutant: begin with the entry of the step before."""
+    one = alone(init_random_frames=FRAMES, pushing=False)
+    steps = iter(one.collector)
+    for expected in (0, 1):
+        assert next(steps)[stamps.ENTRY].tolist() == [expected] * FRAMES
+    one.collector.load_state_dict({**one.collector.state_dict(), "frames": 0})
+    assert next(steps)[stamps.ENTRY].tolist() == [0] * FRAMES
