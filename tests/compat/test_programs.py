@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,16 +25,26 @@ ENVIRONMENT = {
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    """A Python with these arguments. If it does not end, it is killed with its workers, which would wait for it."""
+    process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        output, errors = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        process.kill()
+        process.wait()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def deprecations(output: str) -> set[str]:
