@@ -1,4 +1,4 @@
-"""Several models under one version: no step shows an actor of one version and a critic of another."""
+"""Several models under one version: no step shows an actor of one version and a critic or a normaliser of another."""
 
 from __future__ import annotations
 
@@ -24,30 +24,50 @@ from tests.helpers.collectors import Background, Corridor, Net, fill, free_port,
 from tests.helpers.trainers import Trainer
 
 Start = Callable[..., Trainer]
-CRITIC = "env.value_net"
+CRITIC, NORMALISER = "env.value_net", "env.normaliser"
 big = partial(Net, value=1.0, layers=8, size=50_000, pause=1e-4)
 
 
-class Valued(Corridor):
-    """Judges each step by a critic of its own."""
+class Normaliser(nn.Module):
+    """Running statistics, in buffers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.value_net = big()
+        self.register_buffer("mean", torch.ones(50_000))
+        self.register_buffer("count", torch.ones((), dtype=torch.int64))
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([self.mean.min(), self.mean.max(), self.count.float()])
+
+
+class Valued(Corridor):
+    """Judges each step by a critic of its own, and shows what its normaliser has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value_net, self.normaliser = big(), Normaliser()
         for key in ("value_low", "value_high"):
             self.observation_spec[key] = Unbounded((1,))
+        self.observation_spec["statistics"] = Unbounded((3,))
 
     def _observe(self) -> dict[str, torch.Tensor]:
-        _, low, high = self.value_net(torch.zeros(1, 3)) if hasattr(self, "value_net") else (0, *torch.zeros(2, 1, 1))
-        return {**super()._observe(), "value_low": low[0], "value_high": high[0]}
+        if not hasattr(self, "normaliser"):
+            return {
+                **super()._observe(),
+                **dict.fromkeys(("value_low", "value_high"), torch.zeros(1)),
+                "statistics": torch.zeros(3),
+            }
+        _, low, high = self.value_net(torch.zeros(1, 3))
+        return {**super()._observe(), "value_low": low[0], "value_high": high[0], "statistics": self.normaliser()}
 
 
 def build(world: SimpleNamespace, *, kind: str, over: str, **options: Any) -> None:
     rpc_module.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
     world.policy, world.critic = net_policy(value=1.0, layers=8, size=50_000, pause=1e-4), big()
     cls = shmsync.RPCWeightSyncScheme if over == "rpc" else shmsync.SharedMemWeightSyncScheme
-    world.schemes = cls.together("policy", CRITIC)
-    world.schemes[CRITIC].model = world.critic
+    world.normaliser = Normaliser()
+    world.schemes = cls.together("policy", CRITIC, NORMALISER)
+    world.schemes[CRITIC].model, world.schemes[NORMALISER].model = world.critic, world.normaliser
     common = {"weight_sync_schemes": world.schemes, "frames_per_batch": 20, "total_frames": 10**6}
     if over == "rpc":
         world.collector = RPCCollector(
@@ -67,24 +87,28 @@ def build(world: SimpleNamespace, *, kind: str, over: str, **options: Any) -> No
     world.batches = iter(world.collector)
 
 
-def push_both(world: SimpleNamespace) -> None:
+def push_all(world: SimpleNamespace) -> None:
     value = world.schemes["policy"].version + 1
-    for model in (world.policy, world.critic):
+    models = {"policy": world.policy, CRITIC: world.critic, NORMALISER: world.normaliser}
+    for model in models.values():
         fill(model, value)
-    world.collector.update_policy_weights_(weights_dict={"policy": world.policy, CRITIC: world.critic})
+    for buffer in world.normaliser.buffers():
+        buffer.fill_(value)
+    world.collector.update_policy_weights_(weights_dict=models)
     assert world.schemes[CRITIC].version == value
 
 
 def stream(world: SimpleNamespace, seconds: float) -> tuple[int, int, int]:
-    """Collect under pushes of both: steps, versions, and steps that do not show one version of everything."""
+    """Collect under pushes of all: steps, versions, and steps that do not show one version of everything."""
     steps, bad, versions = 0, 0, set()
     deadline = time.monotonic() + seconds
-    with Background(lambda: push_both(world)) as pushing:
+    with Background(lambda: push_all(world)) as pushing:
         while time.monotonic() < deadline and (len(versions) < 15 or steps < 200):
             data: TensorDictBase = next(world.batches)
             keys = ("low", "high", ("next", "value_low"), ("next", "value_high"), ("next", "policy_version"))
-            for row in zip(*(data[key].flatten().tolist() for key in keys), strict=True):
-                bad += len(set(row)) > 1
+            columns = [data[key].flatten().tolist() for key in keys]
+            for row in zip(*columns, data["next", "statistics"].reshape(-1, 3).tolist(), strict=True):
+                bad += len({*row[:-1], *row[-1]}) > 1
                 versions.add(row[0])
                 steps += 1
     assert pushing.error is None
