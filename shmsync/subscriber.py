@@ -213,7 +213,8 @@ class Subscriber:
         ``mode``: "map" (parameters alias the shared slot), "copy" (they keep their storage; cast and copied between two
         forwards), "auto" (map wherever device and dtype allow it). A module that is bound already is moved.
         Raises LayoutMismatch or BindingError; at version 0 the module keeps its own weights.
-        Contract: Parameter objects keep their identity, flags, hooks and ties; copies no mapped bytes.
+        Contract: Parameter objects keep their identity, flags, hooks and ties; copies no mapped bytes; a forward that
+        other threads have begun before this is not known, and would see its parameters change.
         """
         from .binding import bind  # binding stands above this module: it knows subscribers, not the other way round
 
