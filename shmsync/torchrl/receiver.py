@@ -80,6 +80,7 @@ class Receiver:
     def init_on_receiver(self, *, context: Any = None, model: Any = None, **kwargs: Any) -> None:
         """In the process that runs the policy: with its collector, or before that with the bare policy."""
         self._receives = True
+        self.initialized_on_sender = False  # a forked process has the very object that its parent has initialised
         self.model, self.context = model, context
 
     def connect(self, **kwargs: Any) -> None:

@@ -127,6 +127,17 @@ def test_forked_processes(start: Start, factory: Any) -> None:
     trainer.do(end)
 
 
+def test_forked_inner_processes(start: Start) -> None:
+    """Of a collector under RPC: they have the receiver of their parent, as it was there. Mutant: leave it initialised
+    as a sender, which torchrl refuses in a receiver."""
+    trainer = start("fork", build=build_rpc, kind="MultiSyncCollector")
+    first = trainer.do(collect)
+    assert (first.actions, first.versions) == ([7.0], [1])
+    trainer.do(push, 8.0)
+    assert trainer.do(collect_until, 2).actions == [8.0]
+    trainer.do(end)
+
+
 def run_to_the_end(world: SimpleNamespace) -> list[int]:
     frames = [data.numel() for data in world.batches]
     world.collector.shutdown()
