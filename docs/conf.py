@@ -15,7 +15,15 @@ copyright = "the shmsync authors"
 extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "docs/index"
 # Paths are the repository's: it is what the Makefile gives as the folder of the sources.
-TOP = ("README", "SECURITY", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "bench/results/latest")
+TOP = (
+    "README",
+    "SECURITY",
+    "ARCHITECTURE",
+    "CONTRIBUTING",
+    "CHANGELOG",
+    "bench/results/latest",
+    "bench/results/steps/latest",
+)
 include_patterns = ["docs/**.md", *(f"{name}.md" for name in TOP)]
 exclude_patterns = [".*", "build", "csrc", "demo-out", "dist", "examples", "shmsync", "site", "tests"]
 # Links to headings, by the names that git hosts give them too.
