@@ -83,18 +83,23 @@ class CollectorHost:
 
     def close(self) -> None:
         """End the workers."""
-        try:
-            self._collector.shutdown()
-        finally:
-            for child in multiprocessing.active_children():
-                child.kill()
+        end(self._collector)
+
+
+def end(collector: Any) -> None:
+    """End a collector, and the workers that it leaves."""
+    try:
+        collector.shutdown()
+    finally:
+        for child in multiprocessing.active_children():
+            child.kill()
 
 
 def _collector(policy: nn.Module, updater: str) -> Any:
     from torchrl.collectors.distributed import RPCCollector
 
     collector = RPCCollector(
-        [_make_env] * WORKERS,
+        [make_env] * WORKERS,
         policy,
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=1 << 40,
@@ -122,7 +127,7 @@ def _updater(name: str) -> Any:
     return partial(RPCWeightUpdater, notify="memory") if name == "shmsync-memory" else RPCWeightUpdater
 
 
-def _make_env() -> Any:
+def make_env() -> Any:
     """In a worker: without gymnasium, and cheap, so that weights matter."""
     die_with_parent()
     torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from .collecting import _make_env
+from .collecting import end, make_env
 from .processes import free_port
 
 FRAMES_PER_BATCH = 64
@@ -103,11 +102,7 @@ class StepHost:
 
     def close(self) -> None:
         """End the workers."""
-        try:
-            self._collector.shutdown()
-        finally:
-            for child in multiprocessing.active_children():
-                child.kill()
+        end(self._collector)
 
 
 def _stamps(data: TensorDictBase) -> torch.Tensor:
@@ -122,7 +117,7 @@ def _collector(policy: nn.Module, way: str, rival: str) -> Any:
 
     inner = way == "RPC scheme, inner processes"
     collector = RPCCollector(
-        [_make_env] * (1 if inner else 2),
+        [make_env] * (1 if inner else 2),
         policy,
         collector_class=MultiSyncCollector if inner else Collector,
         num_workers_per_collector=2 if inner else 1,
@@ -162,7 +157,7 @@ def _multi_collector(policy: nn.Module, rival: str) -> Any:
     from shmsync import SharedMemWeightSyncScheme as Ours
 
     return MultiSyncCollector(
-        [_make_env] * 2,
+        [make_env] * 2,
         policy,
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=-1,
