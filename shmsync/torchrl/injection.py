@@ -18,6 +18,13 @@ def weights_of(collector: Any) -> Any:
     return policy if isinstance(policy, torch.nn.Module) else getattr(collector, "policy_weights", None)
 
 
+def devices_of(collector: Any, workers: int) -> list[torch.device]:
+    """On which device each worker's policy is, as far as the collector says so."""
+    given = getattr(collector, "policy_device", None)
+    devices = list(given) if isinstance(given, (list, tuple)) else [given] * workers
+    return [torch.device("cpu" if device is None else device) for device in devices]
+
+
 def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool) -> None:
     """Let each worker's collector be built with a receiver, where this torchrl release takes one and the
     user gave none. ``fallback``: a worker that can't map the channel is built all the same. ``stamped``: see

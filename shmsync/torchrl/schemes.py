@@ -20,6 +20,7 @@ from ..errors import ChannelClosed, ShmSyncError
 from ..publisher import Publisher, check_options
 from ..subscriber import Subscriber
 from .collector import is_function
+from .injection import devices_of
 from .receiver import Idle, Receiver, received, stand_in
 from .releases import SCHEME, refusal, scheme_base
 from .report import Lag, PushReport
@@ -481,10 +482,7 @@ class SharedMemWeightSyncScheme(_SharedScheme):
         workers = getattr(self.context, "num_workers", None)
         if worker_ids is None or not workers:
             return worker_ids
-        given = getattr(self.context, "policy_device", None)
-        devices = list(given) if isinstance(given, (list, tuple)) else [given] * workers
-        on = [torch.device("cpu" if device is None else device) for device in devices]
-        return ids.resolve(worker_ids, workers, on)
+        return ids.resolve(worker_ids, workers, devices_of(self.context, workers))
 
     @property
     def version(self) -> int:

@@ -15,7 +15,7 @@ from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher, check_options
 from .base import UpdaterBase
-from .injection import inject, weights_of
+from .injection import devices_of, inject, weights_of
 from .messenger import Messenger, Round, newest_used
 from .releases import UPDATER, look, require_updater
 from .report import Lag, PushReport, WorkerReport
@@ -299,13 +299,8 @@ class RPCWeightUpdater(UpdaterBase):
             everybody = self.all_worker_ids()
             wanted = [worker for worker in everybody if not self._skip_update(worker)]
             return None if wanted == everybody else wanted
-        workers = ids.resolve(worker_ids, self.num_workers, self._devices())
+        workers = ids.resolve(worker_ids, self.num_workers, devices_of(self.collector, self.num_workers))
         return [worker for worker in workers if not self._skip_update(worker)]
-
-    def _devices(self) -> list[torch.device]:
-        given = getattr(self.collector, "policy_device", None)
-        devices = list(given) if isinstance(given, (list, tuple)) else [given] * self.num_workers
-        return [torch.device("cpu" if device is None else device) for device in devices]
 
     def _open(self) -> Publisher:
         self._check_open()
