@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.compat.support import judge, short_stream, stamps, warned_of_deprecation
-from tests.helpers.collectors import collect, collect_from_each, fill, net_policy
-from tests.helpers.schemes import build_multi, build_rpc
+from tests.helpers.collectors import collect, collect_from_each, net_policy
+from tests.helpers.schemes import build_multi, build_rpc, push, push_the_trainers
 from tests.helpers.streams import big_policy
 from tests.helpers.trainers import Trainer
 
 Start = Callable[..., Trainer]
 zeros = partial(net_policy, value=0.0)
 INNER = ("MultiSyncCollector", "MultiAsyncCollector")
-
-
-def push(world: SimpleNamespace, value: float, worker_ids: Any = None) -> int:
-    fill(world.policy, value)
-    world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
-    return world.scheme.version
-
-
-def push_the_servers(world: SimpleNamespace, value: float) -> int:
-    fill(world.policy, value)
-    world.collector.update_policy_weights_()
-    return world.scheme.version
 
 
 def shut_down(world: SimpleNamespace) -> None:
@@ -51,7 +38,7 @@ def test_rpc_collectors(start: Start) -> None:
     assert trainer.do(push, 2.0) == 2
     batch = trainer.do(collect)
     assert (batch.actions, batch.versions) == ([2.0], stamps(2))
-    assert trainer.do(push_the_servers, 3.0) == 3
+    assert trainer.do(push_the_trainers, 3.0) == 3
     assert trainer.do(collect).actions == [3.0]
     trainer.do(push, 4.0, [1])
     assert sorted(trainer.do(settled, 2, 0).values()) == [[3.0], [4.0]]

@@ -12,7 +12,7 @@ import torchrl.collectors.distributed.rpc as rpc_module
 
 import shmsync
 from tests.helpers import releases
-from tests.helpers.collectors import Corridor, RPCCollector, free_port, net_policy
+from tests.helpers.collectors import Corridor, RPCCollector, fill, free_port, net_policy
 
 
 class Pusher:
@@ -87,3 +87,17 @@ def build_multi(
         **releases.tracking(),
     )
     world.batches, world.updater = iter(world.collector), Pusher(world)
+
+
+def push(world: SimpleNamespace, value: float, worker_ids: Any = None) -> int:
+    """Give the trainer's policy a value and send it; the version."""
+    fill(world.policy, value)
+    world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
+    return int(world.scheme.version)
+
+
+def push_the_trainers(world: SimpleNamespace, value: float) -> int:
+    """The same without saying what: the collector knows its policy."""
+    fill(world.policy, value)
+    world.collector.update_policy_weights_()
+    return int(world.scheme.version)

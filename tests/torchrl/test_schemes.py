@@ -20,24 +20,12 @@ from torchrl.weight_update import WeightStrategy, WeightSyncScheme
 import shmsync
 from shmsync import ShmSyncError
 from tests.helpers.collectors import Corridor, collect, collect_from_each, fill, net_policy
-from tests.helpers.schemes import build_multi, build_rpc
+from tests.helpers.schemes import build_multi, build_rpc, push, push_the_trainers
 from tests.helpers.trainers import Trainer
 
 Start = Callable[..., Trainer]
 zeros = partial(net_policy, value=0.0)
 KINDS = ("Collector", "MultiSyncCollector", "MultiAsyncCollector")
-
-
-def push(world: SimpleNamespace, value: float, worker_ids: Any = None) -> int:
-    fill(world.policy, value)
-    world.collector.update_policy_weights_(world.policy, worker_ids=worker_ids)
-    return world.scheme.version
-
-
-def push_nothing(world: SimpleNamespace, value: float) -> int:
-    fill(world.policy, value)
-    world.collector.update_policy_weights_()
-    return world.scheme.version
 
 
 def step_without_a_push(world: SimpleNamespace, value: float) -> None:
@@ -80,7 +68,7 @@ def test_rpc_collectors_of_every_kind(start: Start, kind: str, sync: bool) -> No
     assert trainer.do(collect_until, 2).actions == [8.0]
     trainer.do(step_without_a_push, 9.0)
     assert trainer.do(collect, 2).actions == [8.0]
-    assert trainer.do(push_nothing, 9.0) == 3
+    assert trainer.do(push_the_trainers, 9.0) == 3
     assert trainer.do(collect_until, 3).actions == [9.0]
     trainer.do(end)
 
