@@ -23,17 +23,19 @@ from .handle import Handle
 from .listener import Listener
 from .subscriber import Subscriber
 
-# What a worker answers: the version in use, and the newest version that it has seen; after attaching also its pid ...
-Answer = tuple[int, int] | tuple[int, int, int]
+# What a worker answers: the version in use, and the newest version that it has seen; after attaching also its pid, and
+# whether it is inner processes that follow the channel ...
+Answer = tuple[int, int] | tuple[int, int, int, bool]
 # ... or the name of an error's class and its text: RPC itself would turn any error into a RuntimeError.
 Failure = tuple[str, str]
 Subscribe = Callable[..., Subscriber]
 
 
 class Attachment(Protocol):
-    """One worker's side of a channel."""
+    """One worker's side of a channel. ``inner``: processes inside it follow the channel, and it does not itself."""
 
     target: Any
+    inner: bool
 
     @property
     def newest(self) -> int:
@@ -51,6 +53,8 @@ class Attachment(Protocol):
 
 class Following:
     """What attachments that switch here have in common: a subscriber, and a listener that answers the bell for it."""
+
+    inner = False
 
     def __init__(self, target: Any, subscriber: Subscriber) -> None:
         self.target, self._subscriber = target, subscriber
@@ -186,14 +190,16 @@ def attach(rref: Any, handle_text: str, worker_id: int, listening: bool = False)
 def attach_as(rref: Any, handle_text: str, worker_id: int, listening: bool, make: Maker) -> Answer | Failure:
     """As `attach`, with the kind of attachment that `make` gives."""
 
+    made: list[Attachment] = []
+
     def attached() -> Attachment:
-        attachment = attach_object(rref.local_value(), handle_text, worker_id, make)
+        made.append(attach_object(rref.local_value(), handle_text, worker_id, make))
         if listening:
-            attachment.listen()
-        return attachment
+            made[0].listen()
+        return made[0]
 
     said = answer(attached)
-    return said if isinstance(said[0], str) else (*said[:2], os.getpid())
+    return said if isinstance(said[0], str) else (*said[:2], os.getpid(), made[0].inner)
 
 
 def notify(nonce: str, worker_id: int, version: int) -> Answer | Failure:

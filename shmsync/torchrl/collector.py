@@ -205,6 +205,8 @@ class OuterAttachment:
     """A collector whose inner processes have bound themselves to the channel, or have nothing to bind: here there is
     nothing to switch."""
 
+    inner = True
+
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
         self.target, self._subscriber = collector, subscribe(listed=False)
 
@@ -232,6 +234,8 @@ class CopyingAttachment:
     Where they rest between two batches it is passed on between two batches, so that no forward sees parts of two
     versions. Elsewhere one may, as with torchrl's own classes.
     """
+
+    inner = False
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe, stamped: bool = False) -> None:
         if stamped:

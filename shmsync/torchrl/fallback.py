@@ -151,6 +151,8 @@ class Taking:
     Contract: versions never go back; a forward that runs meanwhile may see parts of two.
     """
 
+    inner = False
+
     def __init__(self, target: Any, subscribe: remote.Subscribe) -> None:
         self.target = target
         self._lock = threading.Lock()

@@ -1,44 +1,46 @@
 """Notifications: the channel's bell for workers that answer it, one small RPC for the others, all within one timeout.
 
 A worker that has attached listens to the bell and answers on the roster, in a tenth of the time that a message takes.
-Who does not answer soon, or did not the last time, gets a message: it attaches those that are not, and brings back what
-went wrong.
+Where inner processes follow the channel for a worker, their lines on the roster say what its message could. Who does
+not answer soon, or did not the last time, gets a message: it attaches those that are not, and brings back what went
+wrong.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import os
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import PythonUDF, serialize
 
-from .. import errors, remote
+from .. import remote
 from ..errors import ChannelUnreachable, NotAttached, ShmSyncError
 from ..handle import Handle
+from ..roster import RosterLine
 from . import collector
+from .answers import outcome, runs
 from .fallback import ByRpc, NothingToSend, Sending
 from .report import WorkerReport
 
-_TIMED_OUT = re.compile(r"ran for more than set timeout \((\d+) ms\)")
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
 
 Answer = Callable[[int, int], "tuple[int, int] | None"]
+Lines = Callable[[], "Sequence[RosterLine]"]
 
 
 class Attached(NamedTuple):
-    """Through which RRef a worker was attached, and the process that it lives in."""
+    """Through which RRef a worker was attached, the process that it lives in, and whether its inner processes follow
+    the channel instead of it."""
 
     rref: Any
     pid: int
+    inner: bool
 
 
 @dataclass
@@ -67,9 +69,10 @@ class Round:
 class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
-    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer. ``bell``: workers
-    listen to it. ``fallback``: who can't map the channel gets the weights by RPC. ``stamped``: collectors stamp their
-    steps, see Stamps. Contract: the messages to all others carry a channel id and numbers.
+    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer; ``lines``: of the
+    roster. ``bell``: workers listen to it. ``fallback``: who can't map the channel gets the weights by RPC.
+    ``stamped``: collectors stamp their steps, see Stamps. Contract: the messages to all others carry a channel id and
+    numbers.
     """
 
     def __init__(
@@ -77,12 +80,13 @@ class Messenger:
         handle: Handle,
         rref_of: Callable[[int], Any],
         answer: Answer,
+        lines: Lines,
         *,
         bell: bool,
         fallback: bool = False,
         stamped: bool = False,
     ) -> None:
-        self._handle, self._rref_of, self._answer = handle, rref_of, answer
+        self._handle, self._rref_of, self._answer, self._lines = handle, rref_of, answer, lines
         self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
         self.by_rpc = ByRpc(handle, self._call)
@@ -103,7 +107,9 @@ class Messenger:
             self._follow_rref(worker)
         by_bell = {w for w in workers if self._bell and not force and self._answered.get(w, 0) < version}
         this = self._last = Round(version, workers, by_bell, time.monotonic() + timeout)
-        self._send([worker for worker in workers if worker not in self._prompt & by_bell], this, timeout)
+        if not force:
+            self._speak_for_outer(this)
+        self._send([worker for worker in this.silent if worker not in self._prompt & by_bell], this, timeout)
         return this
 
     def finish(self, this: Round, deadline: float) -> None:
@@ -141,7 +147,8 @@ class Messenger:
         """Notify attached workers by a message whose answer nobody waits for; one at a time to each."""
         for worker in workers:
             attached, last = self._attached.get(worker), self._nudges.get(worker)
-            if attached is None or (last is not None and not isinstance(last, BaseException) and not last.done()):
+            under_way = last is not None and not isinstance(last, BaseException) and not last.done()
+            if attached is None or attached.inner or under_way:
                 continue
             arguments = (self._handle.nonce, worker, version)
             self._nudges[worker] = self._call(attached.rref.owner(), remote.notify, arguments, timeout)
@@ -179,7 +186,7 @@ class Messenger:
         }
         for key, future in futures.items():
             if key in there and not isinstance(future, BaseException):
-                _outcome(future)
+                outcome(future)
         self.by_rpc.close()
         self._attached.clear()
         self._owners.clear()
@@ -198,6 +205,17 @@ class Messenger:
     def _lose(self, worker: int) -> None:
         self._attached.pop(worker, None)
         self._prompt.discard(worker)
+
+    def _speak_for_outer(self, this: Round) -> None:
+        """Answer for workers with inner processes that follow the channel, as long as they live: at their next forward
+        they see what is addressed to them, and nobody there could say more."""
+        outer = [worker for worker in this.workers if worker in self._attached and self._attached[worker].inner]
+        used: dict[int | None, list[int]] = {}
+        for line in self._lines() if outer else ():
+            used.setdefault(line.worker_id, []).append(line.used)
+        for worker in outer:
+            if worker in used and not self._has_died(worker):
+                this.reports[worker] = WorkerReport(in_use=min(used[worker]), seen=this.version, via="map")
 
     def _send(self, workers: Iterable[int], this: Round, timeout: float) -> None:
         for worker in workers:
@@ -234,15 +252,15 @@ class Messenger:
             return error
 
     def _result(self, worker: int, message: Any) -> WorkerReport:
-        answer = message if isinstance(message, BaseException) else _outcome(message)
+        answer = message if isinstance(message, BaseException) else outcome(message)
         if isinstance(answer, BaseException):
             if not isinstance(answer, (ShmSyncError, TimeoutError)):
                 answer = self._obituary(worker) or answer
             self._lose(worker)
             return WorkerReport(error=answer, via=self.via(worker))
-        used, seen, *pid = answer
+        used, seen, *where = answer
         if isinstance(message, _Attaching):
-            self._attached[worker] = Attached(message.rref, *pid)
+            self._attached[worker] = Attached(message.rref, *where)
         if isinstance(message, (Sending, NothingToSend)):
             self.by_rpc.confirmed(worker, used)
         self._answered[worker] = seen
@@ -250,10 +268,15 @@ class Messenger:
 
     def _obituary(self, worker: int) -> BaseException | None:
         """What RPC says of a process that has died is that a pipe is broken."""
-        attached = self._attached.get(worker)
-        if attached is None or self._handle.path or os.path.exists(f"/proc/{attached.pid}"):
+        if not self._has_died(worker):
             return None
-        return ConnectionError(f"its process, pid {attached.pid}, has died; start it anew, or push to the others")
+        pid = self._attached[worker].pid
+        return ConnectionError(f"its process, pid {pid}, has died; start it anew, or push to the others")
+
+    def _has_died(self, worker: int) -> bool:
+        """Whether an attached worker's process is known to be gone; with a path its pid may be another container's."""
+        attached = self._attached.get(worker)
+        return attached is not None and not self._handle.path and not runs(attached.pid)
 
     def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
         """Whether it has just turned out that a worker needs the weights by RPC."""
@@ -267,20 +290,6 @@ class Messenger:
         return True
 
 
-def newest_used(rrefs: Iterable[Any], timeout: float) -> int:
-    """The newest version that the objects of these RRefs have followed, of any channel; who does not answer in time is
-    not counted."""
-    asked = []
-    for rref in rrefs:
-        with contextlib.suppress(Exception):  # a dead peer may be refused at once
-            asked.append(rpc.rpc_async(rref.owner(), remote.last_version, args=(rref,), timeout=timeout))
-    newest = 0
-    for future in asked:
-        with contextlib.suppress(Exception):
-            newest = max(newest, future.wait())
-    return newest
-
-
 class _Attaching(NamedTuple):
     """A message that attaches, and through which RRef."""
 
@@ -292,21 +301,3 @@ class _Attaching(NamedTuple):
 
     def wait(self) -> Any:
         return self.future.wait()
-
-
-def _outcome(future: Any) -> Any:
-    try:
-        answer = future.wait()
-    except Exception as error:
-        late = _TIMED_OUT.search(str(error))
-        return TimeoutError(f"no answer to a message within {int(late[1]) / 1000:.3g} s") if late else error
-    return _rebuilt(*answer) if answer and isinstance(answer[0], str) else answer
-
-
-def _rebuilt(kind: str, text: str) -> Exception:
-    """The error that a worker reported, as the class it had there if that can be built from its text."""
-    found = getattr(errors, kind, None) or getattr(builtins, kind, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        with contextlib.suppress(TypeError):
-            return found(text)
-    return RuntimeError(f"{kind}: {text}")

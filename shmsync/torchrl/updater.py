@@ -14,9 +14,10 @@ from torch.distributed import rpc
 from .. import ids
 from ..errors import ChannelClosed, LimitError, NothingPublished, PushError, PushTimeout, ShmSyncError
 from ..publisher import Publication, Publisher, check_options
+from .answers import newest_used
 from .base import UpdaterBase
 from .injection import devices_of, inject, weights_of
-from .messenger import Messenger, Round, newest_used
+from .messenger import Messenger, Round
 from .releases import UPDATER, look, require_updater
 from .report import Lag, PushReport, WorkerReport
 from .staleness import Behind, Staleness, measure, summary
@@ -312,6 +313,7 @@ class RPCWeightUpdater(UpdaterBase):
                 self._publisher.handle,
                 self._rref,
                 self._publisher.answer,
+                self._publisher.subscribers,
                 bell=self.notify == "rpc",
                 fallback=self.fallback == "rpc",
                 stamped=self._stamp_steps,

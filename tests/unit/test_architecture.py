@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
     {"remote", "survey", "doctor"},
-    {"torchrl.base", "torchrl.report", "torchrl.releases", "torchrl.rollout", "torchrl.stamps"}
+    {"torchrl.base", "torchrl.report", "torchrl.releases", "torchrl.rollout", "torchrl.stamps", "torchrl.answers"}
     | {"torchrl.install", "torchrl.together", "torchrl.fallback"},
     {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
     {"torchrl.messenger", "torchrl.injection"},
