@@ -1,5 +1,5 @@
-// shmsync._C: with module_cuda.cpp the only file that knows Python. It deals in addresses and sizes, never in tensors,
-// so that one build serves every version of torch.
+// shmsync._C: with module_cuda.cpp and module_tables.cpp the only file that knows Python. It deals in addresses and
+// sizes, never in tensors, so that one build serves every version of torch.
 #include "module.h"
 
 #include <pybind11/pybind11.h>
@@ -146,6 +146,7 @@ PYBIND11_MODULE(_C, m) {
   define_plan(m);
   define_settings(m);
   define_cuda(m);
+  define_tables(m);
   m.def("checksums", &checksums, py::arg("address"), py::arg("nbytes"), kChecksumsDoc);
   m.attr("CHECKSUM_PIECE") = shmsync::kChecksumPiece;
 }

@@ -1,4 +1,4 @@
-// What the files that know Python share: module.cpp and module_cuda.cpp.
+// What the files that know Python share: module.cpp, module_cuda.cpp and module_tables.cpp.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,3 +15,4 @@ pybind11::buffer_info uint64_buffer(const pybind11::buffer& buffer);
 shmsync::Kind kind_named(const std::string& name, std::size_t row);
 
 void define_cuda(pybind11::module_& m);
+void define_tables(pybind11::module_& m);

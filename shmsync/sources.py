@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
-from itertools import chain, compress
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor, nn
 
+from .guards import Guard
 from .layout import Change, Layout, match
+from .tables import Tables
 from .weights import flatten
 
 
@@ -81,97 +80,19 @@ class Sources:
 
 
 class _Known:
-    """What a source was like. It is looked at in C loops: a policy has hundreds of tables, most of them empty."""
+    """What a source was like."""
 
     def __init__(self, source: Any, partial: bool, changes: Changes) -> None:
         self.partial, self.changes = partial, changes
-        self._tables = _Tables(source)
-        self._entries = self._tables.entries()
-        self._odd = [tensor for tensor in changes.tensors if tensor.is_complex() or tensor.numel() < 2]
-        self._kinds, self._odd_keys = _kinds(changes.tensors), _dispatch_keys(self._odd)
-        self._keys = _dispatch_keys(changes.tensors)
-        changes.addresses = _addresses(changes.tensors)
+        self._tables, self._guard = Tables(source), Guard(changes.tensors)
+        changes.addresses = self._guard.addresses
 
     def unchanged(self, source: Any) -> bool:
-        """Whether every table still has the very same entries, and every tensor all that `.data = ` can change in a
-        tensor that stays the same object, but its values."""
-        if not self._tables.of(source):
+        """Whether every table still has the very same entries, and every tensor is what it was but for its values."""
+        if not (self._tables.unchanged(source) and self._guard.holds()):
             return False
-        (counts, keys, values), before = self._tables.entries(), self._entries
-        if counts != before[0] or keys != before[1] or len(values) != len(before[2]):
-            return False
-        return all(map(operator.is_, values, before[2])) and self._same_kinds()
-
-    def _same_kinds(self) -> bool:
-        tensors = self.changes.tensors
-        if _kinds(tensors) != self._kinds or _dispatch_keys(self._odd) != self._odd_keys:
-            return False
-        addresses = _addresses(tensors)
-        # At the same address with the same strides a tensor is on the same device; and among the dense it takes a
-        # complex one to be conjugated there, or to have a negated imaginary part, of one element.
-        if addresses != self.changes.addresses and _dispatch_keys(tensors) != self._keys:
-            return False
-        self.changes.addresses = addresses
+        self.changes.addresses = self._guard.addresses
         return True
-
-
-_raw = operator.methodcaller("raw_repr")
-_type = operator.attrgetter("dtype", "shape")
-
-
-def _kinds(tensors: list[Tensor]) -> list[Any]:
-    return [*map(_type, tensors), *map(Tensor.stride, tensors)]
-
-
-def _dispatch_keys(tensors: list[Tensor]) -> list[int]:
-    """They tell the device, the layout, and the lazy ones: conjugated, negated, autograd's zeros."""
-    return list(map(_raw, map(torch._C._dispatch_keys, tensors)))
-
-
-def _addresses(tensors: list[Tensor]) -> array[int]:
-    return array("Q", map(Tensor.data_ptr, tensors))
-
-
-class _Tables:
-    """All tables in which something of a source could be added, taken away or replaced. None of them refers to it."""
-
-    def __init__(self, source: Any) -> None:
-        self._parts: list[Any] = []
-        self._parts = list(_parts(source))
-        self._of_each = operator.attrgetter(*_tables_of(source))
-        self._all = list(self._of(source))
-
-    def of(self, source: Any) -> bool:
-        """Whether they are still the source's: each part of it may be given others, inside another operation."""
-        return all(map(operator.is_, self._of(source), self._all))
-
-    def _of(self, source: Any) -> Iterator[Any]:
-        each = map(self._of_each, chain((source,), self._parts))
-        return chain.from_iterable(each) if isinstance(source, nn.Module) else each
-
-    def entries(self) -> tuple[list[int], list[str], list[Any]]:
-        """How many entries each table has, and all their keys and values."""
-        counts = list(map(len, self._all))
-        filled = list(compress(self._all, counts))
-        return counts, list(chain.from_iterable(filled)), list(chain.from_iterable(map(_values, filled)))
-
-
-_values = operator.methodcaller("values")
-
-
-def _tables_of(source: Any) -> tuple[str, ...]:
-    return ("_parameters", "_buffers", "_modules") if isinstance(source, nn.Module) else ("_tensordict",)
-
-
-def _parts(source: Any) -> Iterator[Any]:
-    """All modules or TensorDicts in it, but for itself: it shall not be kept alive."""
-    if isinstance(source, nn.Module):
-        yield from (module for module in source.modules() if module is not source)
-        return
-    for value in source.values():
-        if isinstance(value, TensorDict):
-            yield value
-            yield from _parts(value)
 
 
 def _plain(source: Any) -> bool:

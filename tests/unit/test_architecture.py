@@ -20,12 +20,12 @@ import pytest
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"exits", "faults", "forks", "ids", "limits", "weights", "outputs", "gate", "sweep"},
-    {"layout", "wire", "handle", "sources"},
+    {"exits", "faults", "forks", "ids", "limits", "weights", "outputs", "gate", "sweep", "guards"},
+    {"layout", "wire", "handle"},
     {"slots"},
     {"segment", "pages", "leases", "roster", "bell", "files"},
-    {"copying", "device", "checksums", "places", "leftovers", "ringtable", "serving"},
-    {"mapped", "hostring", "devicering", "streams", "gathering"},
+    {"copying", "device", "checksums", "places", "leftovers", "ringtable", "serving", "tables"},
+    {"mapped", "hostring", "devicering", "streams", "gathering", "sources"},
     {"lease", "performer", "verification", "moving", "imports", "rings"},
     {"channel"},
     {"publisher", "subscriber"},
@@ -45,7 +45,7 @@ LEVELS: list[set[str]] = [
 BESIDE: dict[str, set[str]] = {
     "wire": {"layout"},
     "handle": {"wire"},
-    "sources": {"layout"},
+    "tables": {"copying"},
     "pages": {"segment"},
     "roster": {"segment", "leases"},
     "bell": {"segment"},

@@ -1,5 +1,7 @@
 """A source that is pushed again and again: whatever changed in it since the last push is noticed, as at its first.
 
+Each test runs with the extension's and torch.compile's quick looks, where they are there, and with Python's own.
+
 Mutants: compare the number of entries only; look at the outermost table only; keep the source itself; take a
 TensorDict's or a module's tables for those that it always had.
 """
@@ -13,10 +15,17 @@ import torch
 from tensordict import TensorDict, TensorDictParams, tensorclass
 from torch import nn
 
-from shmsync import LayoutMismatch, Publisher, Subscriber, TiedLeavesDiffer, UnsupportedLeaf
+from shmsync import LayoutMismatch, Publisher, Subscriber, TiedLeavesDiffer, UnsupportedLeaf, guards, tables
 from tests.helpers.models import snapshot
 
 TIMES = 4
+
+
+@pytest.fixture(autouse=True, params=["quick", "plain"])
+def looks(request, monkeypatch) -> None:
+    if request.param == "plain":
+        monkeypatch.setattr(guards, "TensorGuards", None)
+        monkeypatch.setattr(tables, "engine", None)
 
 
 @tensorclass
