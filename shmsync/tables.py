@@ -13,7 +13,7 @@ from torch import nn
 
 from .copying import engine
 
-_values = operator.methodcaller("values")
+_keys, _values = operator.methodcaller("keys"), operator.methodcaller("values")
 
 
 class Tables:
@@ -29,7 +29,7 @@ class Tables:
         self._of_each = operator.attrgetter(*self._names)
         self._all = tuple(self._of(source))
         self._counts, self._keys, self._values = self._entries()
-        # Of counts that fit; there a class may have something else under a table's name.
+        # It knows dicts among an object's own attributes; TorchScript's modules have others.
         self._quick = engine is not None and hasattr(engine, "same_tables") and self._unchanged_in_c(source)
 
     def unchanged(self, source: Any) -> bool:
@@ -56,7 +56,7 @@ class Tables:
         """How many entries each table has, and all their keys and values."""
         counts = array("Q", map(len, self._all))
         filled = list(compress(self._all, counts))
-        return counts, tuple(chain.from_iterable(filled)), tuple(chain.from_iterable(map(_values, filled)))
+        return counts, tuple(chain.from_iterable(map(_keys, filled))), tuple(chain.from_iterable(map(_values, filled)))
 
 
 def _names(source: Any) -> tuple[str, ...]:

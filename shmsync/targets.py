@@ -19,6 +19,7 @@ from .device import ELSEWHERE, HOST, memory_of, name_of, reason
 from .errors import BindingError, BindingLost, LayoutMismatch
 from .layout import Layout, Leaf
 from .outputs import Aliases
+from .tables import Tables
 from .weights import Place, identity, is_lazy, places
 
 MODES = ("auto", "map", "copy")
@@ -115,16 +116,13 @@ class Targets:
 
     def _resolve(self) -> None:
         """Match the modules' tensors, as they are now, with the leaves."""
-        self._all = self._matched()
         # Tied parameters are one object under several names: it is pointed once.
-        unique = list({id(target.tensor): target for target in self._all}.values())
+        unique = list({id(target.tensor): target for target in self._matched()}.values())
         self._unique = unique
         self._memories = {id(target.tensor): memory_of(target.tensor) for target in unique}
         self._buffers = [t for t in unique if t.place.is_buffer]
         self._arrange((HOST,))
-        self._watched = self._entries()
-        self._tables = list({id(table): table for table in self._watched[0]}.values())
-        self._entries_in_all = sum(map(len, self._tables))
+        self._tables = [(module, Tables(module)) for module in self._models.values()]
 
     def _arrange(self, memories: Iterable[int]) -> None:
         """Say which parameters are mapped and which are copied, where a slot is to be had in these memories."""
@@ -176,15 +174,6 @@ class Targets:
                 device.torch_side.copy(memory, device.torch_side.stream(memory), destinations, sources)
             else:
                 copy_all(destinations, sources)
-
-    def _entries(self) -> tuple[list[dict[str, Any]], list[str], list[Any]]:
-        """What the modules are made of: their tables, and in them the names and the tensors or submodules."""
-        found: list[tuple[dict[str, Any], str, Any]] = [(t.place.table, t.place.name, t.tensor) for t in self._all]
-        for module in self._models.values():
-            for owner in module.modules():
-                found += [(owner._modules, name, child) for name, child in owner._modules.items()]
-        tables, names, values = zip(*found, strict=True) if found else ((), (), ())
-        return list(tables), list(names), list(values)
 
     def _matched(self) -> list[Target]:
         found, unexpected, differing = [], [], {}
@@ -264,15 +253,8 @@ class Targets:
 
     def _unchanged(self) -> bool:
         """Whether the modules have the very tensors that were bound, in the same submodules, where they were left."""
-        tables, names, values = self._watched
-        try:
-            same = all(map(operator.is_, map(operator.getitem, tables, names), values))
-        except KeyError:
-            return False
-        # What is gone or another one was found above, so that a sum shows whether something was added.
-        if not same or sum(map(len, self._tables)) != self._entries_in_all:
-            return False
-        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        same = all(tables.unchanged(module) for module, tables in self._tables)
+        return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def _check_shapes(self) -> None:
         """A tensor that was given another shape in place can't be told by its address."""

@@ -59,7 +59,7 @@ BESIDE: dict[str, set[str]] = {
 # All that these may import, whatever their level.
 ONLY: dict[str, set[str]] = {
     "gate": {"errors"},
-    "targets": {"errors", "weights", "outputs", "layout", "copying", "device"},
+    "targets": {"errors", "weights", "outputs", "layout", "copying", "device", "tables"},
     "__main__": {"cli"},
 }
 

@@ -7,6 +7,7 @@ TensorDict's or a module's tables for those that it always had.
 """
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -43,9 +44,16 @@ def module() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
 
 
+def scripted(source: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that TorchScript will go
+        return torch.jit.script(source)
+
+
 KINDS: dict[str, Callable] = {
     "module": module,
     "compiled": lambda: torch.compile(module(), backend="eager"),
+    "scripted": lambda: scripted(module()),
     "tensordict": lambda: TensorDict(a=torch.zeros(2), sub=TensorDict(b=torch.zeros(2))),
     "tensordict of a module": lambda: TensorDict.from_module(module()),
     "params": lambda: TensorDictParams(TensorDict(a=torch.zeros(2), sub=TensorDict(b=torch.zeros(2)))),

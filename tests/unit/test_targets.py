@@ -96,7 +96,14 @@ def to_empty(module: nn.Module) -> None:
     module.to_empty(device="cpu")
 
 
-REPLACED = [replace_parameter, replace_data, load_assigned, to_dtype_and_back, to_empty]
+def replace_table(module: nn.Module) -> None:
+    """As `__setstate__` does; the one that it had still has the parameters that were bound."""
+    module.__dict__["_parameters"] = {
+        name: nn.Parameter(torch.zeros_like(value)) for name, value in module._parameters.items()
+    }
+
+
+REPLACED = [replace_parameter, replace_data, replace_table, load_assigned, to_dtype_and_back, to_empty]
 
 
 @pytest.mark.parametrize("mode", ["map", "copy"])
