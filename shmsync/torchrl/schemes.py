@@ -1,256 +1,26 @@
-"""torchrl's weight-sync schemes over shared memory, under torchrl's own class names.
-
-One object plays both parts. In the trainer it owns a channel; its pickled copies, which torchrl hands to the workers,
-carry the channel's handle and attach there. So no message is needed before the first forward.
-"""
+"""torchrl's weight-sync schemes over shared memory, under torchrl's own class names."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from tensordict import TensorDictBase
 
 from .. import ids
-from ..errors import ChannelClosed, ShmSyncError
+from ..errors import ShmSyncError
 from ..publisher import Publisher, check_options
-from ..subscriber import Subscriber
 from .collector import is_function
 from .injection import devices_of
-from .receiver import Idle, Receiver, received, stand_in
-from .releases import SCHEME, refusal, scheme_base
+from .releases import SCHEME, refusal
 from .report import Lag, PushReport
+from .scheme import SharedScheme
 from .stamps import make_room_in
-from .together import Together
-from .updater import RPCWeightUpdater, check_timeout
-
-_log = logging.getLogger("shmsync")
-
-WeightSyncScheme: Any = scheme_base()
-_PASSED_ON = (
-    "_options",
-    "_timeout",
-    "_stamp_steps",
-    "_fallback",
-    "strategy_str",
-    "_strategy",
-    "_model_id",
-    "_together",
-)
+from .updater import RPCWeightUpdater
 
 
-class _SharedScheme(WeightSyncScheme):
-    """What both schemes have in common: a channel in the trainer, and a receiver in each worker."""
-
-    def __init__(self, strategy: str, timeout: float, stamp_steps: bool, options: Mapping[str, Any]) -> None:
-        super().__init__(strategy)
-        check_timeout(timeout)
-        self._timeout, self._stamp_steps, self._options = timeout, stamp_steps, dict(options)
-        self._fallback = options.get("fallback") is not None
-        self._together: Together | None = None
-        self._begin()
-
-    @classmethod
-    def together(cls, *model_ids: str, **options: Any) -> dict[str, Any]:
-        """Schemes for several models that change together, under one version: what ``weight_sync_schemes=`` takes.
-
-        ``model_ids``: as torchrl has them, "policy" or the path of an attribute of the collector ("env.value_net").
-        ``options``: of the class. One update of several of them (``weights_dict=``) is one push; one of a single model
-        leaves the others as they are.
-        """
-        together = Together(model_ids)
-        if options.get("fallback"):
-            raise ShmSyncError("Several models share one channel, so all their workers must map it: leave fallback=")
-        schemes = {name: cls(**options) for name in model_ids}
-        together.owner = next(iter(schemes.values()))
-        for scheme in schemes.values():
-            scheme._together = together
-        return schemes
-
-    def _owner(self) -> Any:
-        """The scheme that has the channel."""
-        return self._together.owner if self._together is not None else self
-
-    def _push(self, weights: Any, worker_ids: Any, partial: bool) -> None:
-        raise NotImplementedError
-
-    def _push_first(self, source: Any) -> None:
-        """Publish a model's weights to begin with; with others together, when those of all are known."""
-        if _has_extra_state(source):
-            _log.warning(
-                "The extra state of %s (%s) is not pushed: only parameters and buffers are. Where it matters, as the "
-                "statistics of a VecNormV2 do, keep it in buffers, or give this model a scheme of torchrl's",
-                self.model_id or "policy",
-                type(source).__qualname__,
-            )
-        if self._together is not None:
-            source = self._together.add_source(self.model_id or "policy", source)
-        if source is not None:
-            self._push(source, None, False)
-
-    def _push_next(self, weights: Any, worker_ids: Any) -> None:
-        prepared = self.prepare_weights(weights, self.model_id or "policy", self._strategy, self.context)
-        if self._together is not None:
-            self._together.send(self.model_id or "policy", prepared, worker_ids, self._push)
-        else:
-            self._push(prepared, worker_ids, False)
-
-    def _check_open(self) -> None:
-        if self._owner()._ended_at is not None:
-            raise ChannelClosed(f"This {type(self).__name__} was shut down; make another one")
-
-    def _check_connected(self) -> None:
-        self._check_open()
-        if not (self.initialized_on_sender and self.synchronized_on_sender):
-            raise ShmSyncError("Expected a scheme that is connected (init_on_sender, connect) before it sends")
-
-    def _begin(self) -> None:
-        self._handle_text: str | None = None
-        self._own_handle: str | None = None
-        self._ended_at: int | None = None  # the version that there was
-        self._receiver: Receiver | None = None
-        self._subscriber: Subscriber | None = None  # of a model without a collector
-
-    def _handle(self) -> str:
-        """The channel's address; it is made for that if need be, before there are weights."""
-        raise NotImplementedError
-
-    def _address(self) -> str:
-        """The same, and in a forked child as well, where the channel can't be asked."""
-        owner = self._owner()
-        if owner._own_handle is None:
-            owner._own_handle = owner._handle()
-        return str(owner._own_handle)
-
-    # --- in the trainer
-
-    def prepare_weights(self, weights: Any, model_id: str, strategy: Any = None, context: Any = None) -> Any:
-        """The weights as they are published: the model itself where torchrl would extract a copy of its weights."""
-        return self._model() if weights is None else _weights(weights)
-
-    def _model(self) -> Any:
-        return _weights(WeightSyncScheme.model.fget(self))
-
-    def _source(self) -> Any:
-        """The weights of the trainer's model. With a policy_factory alone, the trainer builds a policy of its own from
-        it, so that all workers begin with the same weights."""
-        context, model_id = self.context, self.model_id or "policy"
-        with contextlib.suppress(AttributeError):
-            if (model := self._model()) is not None:
-                return model
-        factories = getattr(context, "policy_factory", None)
-        if model_id != "policy" or context is None or not factories:
-            return None
-        made = (factories[0] if isinstance(factories, (list, tuple)) else factories)()
-        context.policy = self.model = made
-        return made
-
-    # --- in a worker
-
-    def _init_on_receiver_impl(
-        self, model_id: str, context: Any = None, worker_idx: int | None = None, model: Any = None, **kwargs: Any
-    ) -> None:
-        self.model_id, self._worker_idx = model_id, worker_idx
-        if self._receiver is not None and self.context is None and context is not None:
-            self.context = context  # it had the bare policy before
-            return
-        if self._handle_text is None:
-            raise ShmSyncError(
-                f"Expected a copy of the trainer's {type(self).__name__} in worker {worker_idx}, got one that never "
-                "was in a trainer; give the same object to the collector there"
-            )
-        names = self._together.names if self._together is not None else ()
-        more: dict[str, Any] = {"first_seconds": self._timeout, "name": model_id if names else "", "names": names}
-        more["stamped"] = self._stamp_steps
-        otherwise = stand_in(type(context), self._fallback)
-        made = received(self._handle_text, worker_idx or 0, otherwise, more)
-        _pass_to_inner_processes(context, model_id, made)
-        self._receiver = made if isinstance(made, Receiver) else Idle(self._handle_text, worker_idx or 0)
-        self._receiver.init_on_receiver(context=context, model=model)
-        self.model = model
-        if context is not None:
-            WeightSyncScheme.context.fset(self, context)
-
-    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
-        if self._receiver is None:
-            return
-        self._receiver.connect()
-        if self.context is None and isinstance(self.model, nn.Module):
-            # It may get a collector later, and moves there then.
-            self._bind(self.model)
-
-    def _bind(self, model: nn.Module) -> None:
-        """Let a model follow the channel; with others together, when all of them are there."""
-        models: Any = model
-        if self._together is not None:
-            models = self._together.models
-            models[self.model_id or "policy"] = model
-            if len(models) < len(self._together.names):
-                return
-        self._subscriber = Subscriber(self._handle_text or "", worker_id=self._worker_idx)
-        self._subscriber.bind(models)
-
-    @property
-    def initialized_on_receiver(self) -> bool:
-        """As of Receiver: whether it has its collector."""
-        return bool(self._initialized_on_receiver) and self.context is not None
-
-    @property
-    def context(self) -> Any:
-        """The collector. In a worker, setting it attaches the collector."""
-        return self._context_ref() if self._context_ref is not None else None
-
-    @context.setter
-    def context(self, context: Any) -> None:
-        WeightSyncScheme.context.fset(self, context)
-        if self._receiver is not None and context is not None:
-            self._receiver.context = context
-            self._leave()
-
-    def _leave(self) -> None:
-        """Let a model go that was bound without a collector."""
-        subscriber, self._subscriber = getattr(self, "_subscriber", None), None
-        if subscriber is not None:
-            subscriber.close()
-
-    def receive(self, timeout: float | None = None) -> None:
-        """Take the newest version, if that is the right moment; else the next forward does."""
-        if self._receiver is None:
-            raise ShmSyncError("Expected a scheme that was initialised in a worker (init_on_receiver)")
-        if self._subscriber is not None:
-            self._subscriber.refresh()
-        else:
-            self._receiver.receive()
-
-    def create_transport(self, **kwargs: Any) -> Any:
-        """Raises ShmSyncError: weights are in shared memory, there is nothing to carry them."""
-        raise ShmSyncError(f"{type(self).__name__} has no transports: workers map the weights")
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {
-            **{name: value for name, value in state.items() if name in _PASSED_ON or name.startswith("_initialized")},
-            "_handle_text": self._handle_text if self._receiver is not None else self._address(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        WeightSyncScheme.__init__(self, state.get("strategy_str", "tensordict"))
-        self._together = None
-        self._begin()
-        self.__dict__.update(state)
-
-    def shutdown(self) -> None:
-        """End what this object owns: in the trainer the channel, of which workers keep the weights that they have."""
-        super().shutdown()
-        self._own_handle = None
-        self._leave()
-
-
-class RPCWeightSyncScheme(_SharedScheme):
+class RPCWeightSyncScheme(SharedScheme):
     """Pushes weights to RPC collectors of this machine through shared memory; torchrl's scheme of that name sends them.
 
     ``RPCCollector(..., weight_sync_schemes={"policy": RPCWeightSyncScheme()})``, and nothing else changes. Collectors
@@ -289,7 +59,6 @@ class RPCWeightSyncScheme(_SharedScheme):
     def _begin(self) -> None:
         super()._begin()
         self._updater = None
-        self._last_report: PushReport | None = None
 
     def _handle(self) -> str:
         return str(self._pusher()._open().handle)
@@ -340,13 +109,13 @@ class RPCWeightSyncScheme(_SharedScheme):
     def version(self) -> int:
         """The newest published version, also after the end; 0 = nothing yet."""
         owner = self._owner()
-        return owner._updater.version if owner._updater is not None else owner._ended_at or 0
+        return owner._updater.version if owner._updater is not None else 0
 
     @property
     def last_push(self) -> PushReport | None:
         """What the last push did, also after the end."""
         owner = self._owner()
-        return owner._updater.last_push if owner._updater is not None else owner._last_report
+        return owner._updater.last_push if owner._updater is not None else None
 
     def lag(self) -> Lag:
         """How many versions each attached worker is behind; see RPCWeightUpdater.lag."""
@@ -354,13 +123,12 @@ class RPCWeightSyncScheme(_SharedScheme):
 
     def shutdown(self) -> None:
         super().shutdown()
-        updater, self._updater = getattr(self, "_updater", None), None
+        updater = getattr(self, "_updater", None)  # a constructor may have failed before
         if updater is not None:
-            self._ended_at, self._last_report = updater.version, updater.last_push
             updater.close()
 
 
-class SharedMemWeightSyncScheme(_SharedScheme):
+class SharedMemWeightSyncScheme(SharedScheme):
     """Shares weights with the processes of a MultiSync- or MultiAsyncCollector through one channel.
 
     ``MultiSyncCollector(..., weight_sync_schemes={"policy": SharedMemWeightSyncScheme()})``. Unlike with torchrl's
@@ -488,13 +256,12 @@ class SharedMemWeightSyncScheme(_SharedScheme):
     def version(self) -> int:
         """The newest published version, also after the end; 0 = nothing yet."""
         owner = self._owner()
-        return owner._publisher.version if owner._publisher is not None else owner._ended_at or 0
+        return owner._publisher.version if owner._publisher is not None else 0
 
     def shutdown(self) -> None:
         super().shutdown()
-        publisher, self._publisher = getattr(self, "_publisher", None), None
+        publisher = getattr(self, "_publisher", None)
         if publisher is not None:
-            self._ended_at = publisher.version
             publisher.close()
 
 
@@ -514,16 +281,6 @@ def _check_processes(context: Any) -> None:
         )
 
 
-def _has_extra_state(model: Any) -> bool:
-    """Whether torchrl's own schemes would send more than parameters and buffers."""
-    return isinstance(model, nn.Module) and type(model).get_extra_state is not nn.Module.get_extra_state
-
-
-def _weights(model: Any) -> Any:
-    """A policy that is a function has weights: none."""
-    return TensorDict() if is_function(model) else model
-
-
 def _register() -> None:
     """Let torchrl find them by name, where its release has names (0.14)."""
     if refusal(SCHEME) is not None:
@@ -537,19 +294,3 @@ def _register() -> None:
 
 
 _register()
-
-
-def _pass_to_inner_processes(context: Any, model_id: str, receiver: Any) -> None:
-    """Let a collector that is about to start processes hand them the receiver: they follow the channel themselves.
-
-    torchrl takes a scheme there as a promise that the policy is a module.
-    """
-    if context is None or not hasattr(type(context), "_run_processes") or getattr(context, "procs", None):
-        return
-    if is_function(getattr(context, "policy", None)):
-        return
-    schemes = dict(getattr(context, "_weight_sync_schemes", None) or {})
-    schemes[model_id] = receiver
-    context._weight_sync_schemes = schemes
-    if isinstance(getattr(context, "policy", None), nn.Module) and not hasattr(context, "policy_weights"):
-        context.policy_weights = None

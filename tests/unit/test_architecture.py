@@ -35,7 +35,7 @@ LEVELS: list[set[str]] = [
     | {"torchrl.install", "torchrl.together", "torchrl.fallback"},
     {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
     {"torchrl.messenger", "torchrl.injection"},
-    {"torchrl.updater", "torchrl.schemes"},
+    {"torchrl.updater", "torchrl.scheme", "torchrl.schemes"},
     {"torchrl", "running"},
     {"cli"},
     {"shmsync", "__main__"},
@@ -53,7 +53,8 @@ BESIDE: dict[str, set[str]] = {
     "binding": {"targets"},
     "torchrl.install": {"torchrl.releases"},
     "torchrl.receiver": {"torchrl.collector"},
-    "torchrl.schemes": {"torchrl.updater"},
+    "torchrl.scheme": {"torchrl.updater"},
+    "torchrl.schemes": {"torchrl.updater", "torchrl.scheme"},
 }
 
 # All that these may import, whatever their level.
