@@ -77,10 +77,8 @@ class Targets:
         """Give all targets the values of one version: mapped ones alias it, the others copy it.
 
         ``views``: the slot in each memory where it is to be had; at least on the host, or in all memories that the
-        modules' tensors are in. Returns what outputs must not alias from now on. Raises BindingLost before anything has
-        changed.
+        modules' tensors are in. Returns what outputs must not alias from now on. Contract: `follow` came right before.
         """
-        self.follow()
         # Asking a tensor for its data makes another one: only at the first switch, and after a look at the module.
         before = self._views or [target.tensor.data for target in self._mapped]
         if views.keys() != self._available:
@@ -267,7 +265,10 @@ class Targets:
                 )
 
     def follow(self) -> None:
-        """See whether the module still has the tensors that were bound; if it has others that fit, go on with those."""
+        """See whether the module still has the tensors that were bound; if it has others that fit, go on with those.
+
+        Raises BindingLost before anything has changed.
+        """
         if self._unchanged():
             return
         before = self._mapped
