@@ -141,8 +141,8 @@ def match(layout: Layout, table: Mapping[str, Named], *, partial: bool = False) 
     }
     if unexpected or differing or (missing and not partial):
         raise LayoutMismatch(
-            f"Expected {'some of ' if partial else ''}the {len(layout.index)} keys of the channel with their shapes "
-            f"and dtypes, got {len(table)} keys that do not fit; nothing was written",
+            f"Expected {'some' if partial else 'all'} of the channel's keys ({len(layout.index)}) with their shapes and "
+            f"dtypes, got others ({len(table)}); nothing was written",
             unexpected=unexpected,
             missing=[] if partial else missing,
             differing=differing,

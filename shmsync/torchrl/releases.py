@@ -71,7 +71,7 @@ def refusal(need: Need) -> ShmSyncError | None:
     if found.its is not None:
         return None
     installed = f"torchrl {_version()} is installed, which has no {found.lacks}" if found.lacks else "there is none"
-    other = " With 0.9 and 0.10 weight_updater=RPCWeightUpdater does the same." if need is SCHEME else ""
+    other = " With 0.9 and 0.10 weight_updater=RPCWeightUpdater does the same." if need.module == SCHEME.module else ""
     error = ShmSyncError(
         f"This needs torchrl {need.since} to {NEWEST}, but {installed}"
         f"{f' ({found.cause})' if found.cause else ''}: pip install 'torchrl>={need.since}'.{other} "

@@ -16,6 +16,7 @@ from .injection import devices_of
 from .releases import SCHEME, refusal
 from .report import Lag, PushReport
 from .scheme import SharedScheme
+from .staleness import measure, summary
 from .stamps import make_room_in
 from .updater import RPCWeightUpdater
 
@@ -257,6 +258,13 @@ class SharedMemWeightSyncScheme(SharedScheme):
         """The newest published version, also after the end; 0 = nothing yet."""
         owner = self._owner()
         return owner._publisher.version if owner._publisher is not None else 0
+
+    def lag(self) -> Lag:
+        """How many versions each attached process is behind what is addressed to it; see RPCWeightUpdater.lag.
+
+        They switch at their forwards, so one that rests is behind after each push.
+        """
+        return summary(measure(self._channel(), {}))
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -22,10 +22,12 @@ from torch import nn
 
 import shmsync
 from shmsync import errors, limits, remote
-from shmsync.torchrl import fallback, staleness
+from shmsync.torchrl import fallback, releases, staleness
 
 Provoke = Callable[[], Any]
 ERRORS: dict[str, Provoke] = {}
+# By headings that are no class's name, the functions that give the text.
+TEXTS: dict[str, Callable[[], str]] = {}
 WARNINGS: dict[str, Provoke] = {}
 
 
@@ -33,6 +35,16 @@ def error(function: Provoke) -> Provoke:
     """Registers what raises the error of that name."""
     ERRORS[function.__name__] = function
     return function
+
+
+def text(title: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Registers what gives the text under that heading."""
+
+    def register(function: Callable[[], str]) -> Callable[[], str]:
+        TEXTS[title] = function
+        return function
+
+    return register
 
 
 def warning(title: str) -> Callable[[Provoke], Provoke]:
@@ -70,6 +82,12 @@ def text_of_warning(title: str) -> str:
     texts += [str(one.message) for one in caught]
     assert texts, f"no warning: {title}"
     return texts[0]
+
+
+@text("this needs torchrl")
+def lacking() -> str:
+    """As with a release that has no such class."""
+    return str(releases.refusal(releases.SCHEME._replace(name="WhatItLacks")))
 
 
 # ── The weights ─────────────────────────────────────────────────────────────────────────────────────────────────────

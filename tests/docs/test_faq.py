@@ -27,6 +27,11 @@ def test_a_warning_has_an_entry_with_its_own_text(title: str) -> None:
     check(title, provoked.text_of_warning(title))
 
 
+@pytest.mark.parametrize("title", provoked.TEXTS)
+def test_what_is_no_class_of_its_own_has_an_entry_with_its_own_text(title: str) -> None:
+    check(title, provoked.TEXTS[title]())
+
+
 def check(title: str, said: str) -> None:
     """An entry begins with an example of the text, and goes on with what to do."""
     example, *more = blocks(ENTRIES[title])
@@ -39,4 +44,4 @@ def check(title: str, said: str) -> None:
 def test_nothing_has_an_entry_that_is_not_provoked_here() -> None:
     """Mutant: rename an error and leave its entry."""
     with_text = {title for title, text in ENTRIES.items() if blocks(text)}
-    assert with_text == {*KINDS, *provoked.WARNINGS}
+    assert with_text == {*KINDS, *provoked.TEXTS, *provoked.WARNINGS}

@@ -175,6 +175,24 @@ def test_the_rpc_scheme_has_the_updaters_options(start: Start) -> None:
     assert trainer.do(collect, 2).actions == [8.0]
 
 
+def test_the_lag_of_processes(start: Start) -> None:
+    """One that rests is behind until its next batch. Mutant: count what is addressed to others."""
+    trainer = start(build=build_multi, kind="MultiSyncCollector")
+    trainer.do(collect)
+    assert trainer.do(lags) == {0: 0, 1: 0}
+    for value in (8.0, 9.0):
+        trainer.do(push, value, worker_ids=[1])
+    assert trainer.do(lags) == {0: 0, 1: 2}
+    trainer.do(collect)
+    assert trainer.do(lags) == {0: 0, 1: 0}
+    trainer.do(end)
+    assert trainer.end() == 0
+
+
+def lags(world: SimpleNamespace) -> dict[int, int]:
+    return dict(world.scheme.lag().workers)
+
+
 def largest_lag(world: SimpleNamespace) -> int:
     return world.scheme.lag().max
 
