@@ -141,8 +141,9 @@ def match(layout: Layout, table: Mapping[str, Named], *, partial: bool = False) 
     }
     if unexpected or differing or (missing and not partial):
         raise LayoutMismatch(
-            f"Expected {'some' if partial else 'all'} of the channel's keys ({len(layout.index)}) with their shapes and "
-            f"dtypes, got others ({len(table)}); nothing was written",
+            f"Expected {'some' if partial else 'all'} of the channel's keys ({len(layout.index)}) with their shapes "
+            f"and dtypes, got {'only some' if missing and not (unexpected or differing) else 'others'} ({len(table)}); "
+            f"nothing was written{'' if partial or not missing else '. Some of them alone: partial=True'}",
             unexpected=unexpected,
             missing=[] if partial else missing,
             differing=differing,

@@ -24,18 +24,22 @@ from .listener import Listener
 from .subscriber import Subscriber
 
 # What a worker answers: the version in use, and the newest version that it has seen; after attaching also its pid, and
-# whether it is inner processes that follow the channel ...
-Answer = tuple[int, int] | tuple[int, int, int, bool]
+# those of inner processes that follow the channel in its place ...
+Answer = tuple[int, int] | tuple[int, int, int, tuple[int, ...]]
 # ... or the name of an error's class and its text: RPC itself would turn any error into a RuntimeError.
 Failure = tuple[str, str]
 Subscribe = Callable[..., Subscriber]
 
 
 class Attachment(Protocol):
-    """One worker's side of a channel. ``inner``: processes inside it follow the channel, and it does not itself."""
+    """One worker's side of a channel."""
 
     target: Any
-    inner: bool
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The pids of processes inside it, if they follow the channel and it does not itself; they answer to the
+        bell."""
 
     @property
     def newest(self) -> int:
@@ -54,7 +58,7 @@ class Attachment(Protocol):
 class Following:
     """What attachments that switch here have in common: a subscriber, and a listener that answers the bell for it."""
 
-    inner = False
+    inner: tuple[int, ...] = ()
 
     def __init__(self, target: Any, subscriber: Subscriber) -> None:
         self.target, self._subscriber = target, subscriber

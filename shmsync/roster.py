@@ -94,7 +94,7 @@ def claim(mapping: Mapping, locks: Locks, subscribers: int, worker_id: int | Non
             return OwnLine(line, mapping)
     raise SubscribersExhausted(
         f"All {subscribers} subscriber lines of the channel are taken; make the publisher with a larger "
-        "max_subscribers="
+        "max_subscribers=, or the updater or scheme with a larger max_workers="
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import remote
 from ..binding import Binding, binding_of
-from ..errors import BindingError, WaitTimeout
+from ..errors import BindingError, ChannelError, WaitTimeout
 from .rollout import CALLED_POLICY, Batches, Doorman, makes_steps, rests_between_batches, steps_at_random
 from .stamps import Stamps, has_entries
 
@@ -202,13 +202,24 @@ def _bare(called: Any) -> Any:
 
 
 class OuterAttachment:
-    """A collector whose inner processes have bound themselves to the channel, or have nothing to bind: here there is
-    nothing to switch."""
+    """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch.
 
-    inner = True
+    ``nonce``: of the channel that they follow. Raises ChannelError if it is another one.
+    """
 
-    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+    def __init__(self, collector: Any, subscribe: remote.Subscribe, nonce: str) -> None:
         self.target, self._subscriber = collector, subscribe(listed=False)
+        if nonce != self._subscriber.handle.nonce:
+            raise ChannelError(
+                f"The inner processes of worker {self._subscriber.worker_id} (pids {', '.join(map(str, self.inner))}) "
+                "follow the channel that they were started with, and can't be taken over by another one: push with the "
+                "updater or scheme that the RPCCollector was made with, or make a new RPCCollector"
+            )
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """As Attachment says; none before they have started."""
+        return tuple(process.pid for process in getattr(self.target, "procs", None) or ())
 
     @property
     def newest(self) -> int:
@@ -216,15 +227,31 @@ class OuterAttachment:
         return self._subscriber.seen
 
     def listen(self) -> None:
-        """No answer from here: the roster's lines are the inner processes'."""
+        """No answer from here: the inner processes give theirs."""
 
     def notified(self) -> tuple[int, int]:
-        worker = self._subscriber.worker_id
-        inner = [line.used for line in self._subscriber.peers() if line.worker_id == worker]
+        pids = self.inner
+        inner = [line.used for line in self._subscriber.peers() if line.pid in pids]
         return min(inner, default=0), self._subscriber.seen
 
     def close(self) -> None:
         self._subscriber.close()
+
+
+class EmptyAttachment(remote.Following):
+    """A collector with inner processes whose policy is a function: there is nothing to bind in them, and here versions
+    are taken without weights."""
+
+    def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
+        super().__init__(collector, subscribe())
+        self._nothing = nn.Module()
+        self._binding = self._subscriber.bind(self._nothing)
+
+    def notified(self) -> tuple[int, int]:
+        return self._after(self._binding.follow)
+
+    def close(self) -> None:
+        self._leave()
 
 
 class CopyingAttachment:
@@ -235,7 +262,7 @@ class CopyingAttachment:
     versions. Elsewhere one may, as with torchrl's own classes.
     """
 
-    inner = False
+    inner: tuple[int, ...] = ()
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe, stamped: bool = False) -> None:
         if stamped:
@@ -297,9 +324,11 @@ def attachment(
     from .receiver import Receiver
 
     schemes = getattr(target, "_weight_sync_schemes", None) or {}
-    nothing_inside = hasattr(type(target), "_run_processes") and is_function(getattr(target, "policy", None))
-    if nothing_inside or any(isinstance(scheme, Receiver) for scheme in schemes.values()):
-        return OuterAttachment(target, subscribe)
+    if hasattr(type(target), "_run_processes") and is_function(getattr(target, "policy", None)):
+        return EmptyAttachment(target, subscribe)
+    for scheme in schemes.values():
+        if isinstance(scheme, Receiver):
+            return OuterAttachment(target, subscribe, scheme.nonce)
     if makes_steps(target):
         return CollectorAttachment(target, subscribe, first_seconds, names, stamped)
     if hasattr(target, "procs") and hasattr(target, "update_policy_weights_"):

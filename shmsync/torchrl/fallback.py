@@ -151,7 +151,7 @@ class Taking:
     Contract: versions never go back; a forward that runs meanwhile may see parts of two.
     """
 
-    inner = False
+    inner: tuple[int, ...] = ()
 
     def __init__(self, target: Any, subscribe: remote.Subscribe) -> None:
         self.target = target

@@ -25,10 +25,10 @@ def devices_of(collector: Any, workers: int) -> list[torch.device]:
     return [torch.device("cpu" if device is None else device) for device in devices]
 
 
-def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool) -> None:
+def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool, listening: bool) -> None:
     """Let each worker's collector be built with a receiver, where this torchrl release takes one and the
-    user gave none. ``fallback``: a worker that can't map the channel is built all the same. ``stamped``: see
-    Receiver."""
+    user gave none. ``fallback``: a worker that can't map the channel is built all the same. ``stamped``,
+    ``listening``: see Receiver."""
     kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
     if not isinstance(kwargs, list) or not inspect.isclass(kind):
         return
@@ -44,7 +44,7 @@ def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool) -> N
     for worker, given in enumerate(kwargs):
         mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
         if mine:
-            given[name] = {"policy": Receiver(handle_text, worker, otherwise, stamped=stamped)}
+            given[name] = {"policy": Receiver(handle_text, worker, otherwise, stamped=stamped, listening=listening)}
 
 
 def _is_torchrls_own(schemes: Any) -> bool:

@@ -1,9 +1,8 @@
 """Notifications: the channel's bell for workers that answer it, one small RPC for the others, all within one timeout.
 
 A worker that has attached listens to the bell and answers on the roster, in a tenth of the time that a message takes.
-Where inner processes follow the channel for a worker, their lines on the roster say what its message could. Who does
-not answer soon, or did not the last time, gets a message: it attaches those that are not, and brings back what went
-wrong.
+Where inner processes follow the channel in a worker's place, all of them do. Who does not answer soon, or did not the
+last time, gets a message: it attaches those that are not, and brings back what went wrong.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ Lines = Callable[[], "Sequence[RosterLine]"]
 
 
 class Attached(NamedTuple):
-    """Through which RRef a worker was attached, the process that it lives in, and whether its inner processes follow
-    the channel instead of it."""
+    """Through which RRef a worker was attached, the process that it lives in, and those inside it that follow the
+    channel in its place."""
 
     rref: Any
     pid: int
-    inner: bool
+    inner: tuple[int, ...]
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Round:
 
     ``deadline``: of time.monotonic(). ``by_bell``: the workers that may answer on the roster; the others' lines may
     show an earlier answer. ``rpc_nbytes``: of the weights that were sent, to workers that can't map the channel.
+    ``passed``: who has answered a message, but whose inner processes have to answer as well.
     """
 
     version: int
@@ -58,6 +58,7 @@ class Round:
     sent: int = 0
     rpc_nbytes: int = 0
     messages: dict[int, Any] = field(default_factory=dict)
+    passed: set[int] = field(default_factory=set)
     reports: dict[int, WorkerReport] = field(default_factory=dict)
 
     @property
@@ -89,6 +90,7 @@ class Messenger:
         self._handle, self._rref_of, self._answer, self._lines = handle, rref_of, answer, lines
         self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
+        self._dead: dict[int, Attached] = {}
         self.by_rpc = ByRpc(handle, self._call)
         self._fallback = fallback
         self._owners: dict[tuple[int, str], Any] = {}  # of all that were ever attached
@@ -107,8 +109,6 @@ class Messenger:
             self._follow_rref(worker)
         by_bell = {w for w in workers if self._bell and not force and self._answered.get(w, 0) < version}
         this = self._last = Round(version, workers, by_bell, time.monotonic() + timeout)
-        if not force:
-            self._speak_for_outer(this)
         self._send([worker for worker in this.silent if worker not in self._prompt & by_bell], this, timeout)
         return this
 
@@ -131,14 +131,21 @@ class Messenger:
         """Take in what has been answered so far; who has not answered."""
         for worker in this.silent:
             attached, message = self._attached.get(worker), this.messages.get(worker)
-            said = self._answer(worker, attached.pid) if attached and worker in this.by_bell else None
+            said = self._heard(attached, worker) if attached and worker in this.by_bell else None
             if said is not None and said[1] >= this.version:
                 this.reports[worker] = WorkerReport(in_use=said[0], seen=said[1], via="map")
                 self._answered[worker] = said[1]
                 self._prompt.add(worker)
+            elif worker in this.passed:
+                fault = self._fault_inside(worker, this)
+                if fault is not None:
+                    this.reports[worker] = self._failed(worker, fault)
             elif message is not None and (isinstance(message, BaseException) or message.done()):
                 this.reports[worker] = self._result(worker, message)
-                if self._admitted(worker, message, this.reports[worker].error):
+                if self._awaits_inner(worker, this):
+                    del this.reports[worker]
+                    this.passed.add(worker)
+                elif self._admitted(worker, message, this.reports[worker].error):
                     del this.reports[worker]
                     self._send([worker], this, max(this.deadline - time.monotonic(), 1e-3))
         return this.silent
@@ -148,7 +155,7 @@ class Messenger:
         for worker in workers:
             attached, last = self._attached.get(worker), self._nudges.get(worker)
             under_way = last is not None and not isinstance(last, BaseException) and not last.done()
-            if attached is None or attached.inner or under_way:
+            if attached is None or attached.inner or under_way:  # inner processes listen
                 continue
             arguments = (self._handle.nonce, worker, version)
             self._nudges[worker] = self._call(attached.rref.owner(), remote.notify, arguments, timeout)
@@ -194,28 +201,18 @@ class Messenger:
 
     def _follow_rref(self, worker: int) -> None:
         """A worker whose RRef is another one now is another object, in another process perhaps."""
-        attached = self._attached.get(worker)
+        attached = self._attached.get(worker) or self._dead.get(worker)
         known = attached.rref if attached is not None else self.by_rpc.rref_of(worker)
         if known is not None:
             with contextlib.suppress(Exception):  # no RRefs at the moment
                 if self._rref_of(worker) is not known:
                     self._lose(worker)
+                    self._dead.pop(worker, None)
                     self.by_rpc.drop(worker)
 
     def _lose(self, worker: int) -> None:
         self._attached.pop(worker, None)
         self._prompt.discard(worker)
-
-    def _speak_for_outer(self, this: Round) -> None:
-        """Answer for workers with inner processes that follow the channel, as long as they live: at their next forward
-        they see what is addressed to them, and nobody there could say more."""
-        outer = [worker for worker in this.workers if worker in self._attached and self._attached[worker].inner]
-        used: dict[int | None, list[int]] = {}
-        for line in self._lines() if outer else ():
-            used.setdefault(line.worker_id, []).append(line.used)
-        for worker in outer:
-            if worker in used and not self._has_died(worker):
-                this.reports[worker] = WorkerReport(in_use=min(used[worker]), seen=this.version, via="map")
 
     def _send(self, workers: Iterable[int], this: Round, timeout: float) -> None:
         for worker in workers:
@@ -230,6 +227,8 @@ class Messenger:
             this.messages[worker] = message
 
     def _message(self, worker: int, version: int, timeout: float) -> Any:
+        if (error := self._obituary(worker)) is not None:
+            return error
         attached = self._attached.get(worker)
         if attached is not None:
             arguments = (self._handle.nonce, worker, version)
@@ -254,10 +253,9 @@ class Messenger:
     def _result(self, worker: int, message: Any) -> WorkerReport:
         answer = message if isinstance(message, BaseException) else outcome(message)
         if isinstance(answer, BaseException):
-            if not isinstance(answer, (ShmSyncError, TimeoutError)):
+            if not isinstance(answer, ShmSyncError):
                 answer = self._obituary(worker) or answer
-            self._lose(worker)
-            return WorkerReport(error=answer, via=self.via(worker))
+            return self._failed(worker, answer)
         used, seen, *where = answer
         if isinstance(message, _Attaching):
             self._attached[worker] = Attached(message.rref, *where)
@@ -266,17 +264,46 @@ class Messenger:
         self._answered[worker] = seen
         return WorkerReport(in_use=used, seen=seen, via=self.via(worker))
 
+    def _failed(self, worker: int, error: BaseException) -> WorkerReport:
+        self._lose(worker)
+        return WorkerReport(error=error, via=self.via(worker))
+
+    def _heard(self, attached: Attached, worker: int) -> tuple[int, int] | None:
+        """The version in use, and the one answered for; of inner processes the oldest, if all have spoken."""
+        said = [self._answer(worker, pid) for pid in attached.inner or (attached.pid,)]
+        known = [one for one in said if one is not None]
+        if len(known) < len(said):
+            return None
+        return min(used for used, _ in known), min(answered for _, answered in known)
+
+    def _awaits_inner(self, worker: int, this: Round) -> bool:
+        """Whether a message was answered, but by the process around those that have to answer to the bell."""
+        attached = self._attached.get(worker)
+        return attached is not None and bool(attached.inner) and worker in this.by_bell
+
+    def _fault_inside(self, worker: int, this: Round) -> BaseException | None:
+        """Why inner processes have not answered, if there is no use in waiting for them any longer."""
+        inner = self._attached[worker].inner if worker in self._attached else ()
+        alive = {line.pid for line in self._lines() if line.worker_id == worker}
+        if gone := [str(pid) for pid in inner if pid not in alive]:
+            text = f"its inner processes, pids {', '.join(gone)}, have ended; make a new collector"
+            return ConnectionError(f"{text}, or push to the others")
+        if time.monotonic() < this.deadline:
+            return None
+        answers = {pid: self._answer(worker, pid) or (0, 0) for pid in inner}
+        silent = [str(pid) for pid, (_, answered) in answers.items() if answered < this.version]
+        return TimeoutError(f"no answer of its inner processes, pids {', '.join(silent)}, in time")
+
     def _obituary(self, worker: int) -> BaseException | None:
         """What RPC says of a process that has died is that a pipe is broken."""
-        if not self._has_died(worker):
-            return None
-        pid = self._attached[worker].pid
-        return ConnectionError(f"its process, pid {pid}, has died; start it anew, or push to the others")
-
-    def _has_died(self, worker: int) -> bool:
-        """Whether an attached worker's process is known to be gone; with a path its pid may be another container's."""
         attached = self._attached.get(worker)
-        return attached is not None and not self._handle.path and not runs(attached.pid)
+        # With a path its pid may be another container's.
+        if attached is not None and not self._handle.path and not runs(attached.pid):
+            self._dead[worker] = attached
+        if worker not in self._dead:
+            return None
+        pid = self._dead[worker].pid
+        return ConnectionError(f"its process, pid {pid}, has died; start it anew, or push to the others")
 
     def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
         """Whether it has just turned out that a worker needs the weights by RPC."""

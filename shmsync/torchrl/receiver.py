@@ -28,7 +28,8 @@ class Receiver:
     ``otherwise``: what it becomes in a process that can't map the channel; None = there it is an error.
     ``first_seconds``: how long a collector's first forward waits for the trainer's first weights. ``names``: of all
     models of the channel, as torchrl has them, where there are several; ``name``: of the one that this stands for.
-    ``stamped``: each step says which version its forward used, see Stamps.
+    ``stamped``: each step says which version its forward used, see Stamps. ``listening``: the policy's process answers
+    to the channel's bell.
     Contract: pickles as a few hundred bytes; owns nothing, the attachment belongs to the collector.
     """
 
@@ -42,10 +43,11 @@ class Receiver:
         name: str = "",
         names: tuple[str, ...] = (),
         stamped: bool = False,
+        listening: bool = False,
     ) -> None:
         self._handle_text, self._worker_id, self._otherwise = handle_text, worker_id, otherwise
         self._first_seconds, self._name, self._names = first_seconds, name, names
-        self._stamped = stamped
+        self._stamped, self._listening = stamped, listening
         self._reset()
 
     def _reset(self) -> None:
@@ -53,6 +55,11 @@ class Receiver:
         self.synchronized_on_sender = self.synchronized_on_receiver = False
         self._context: Any = None
         self.model: Any = None
+
+    @property
+    def nonce(self) -> str:
+        """Of its channel."""
+        return Handle.parse(self._handle_text).nonce
 
     @property
     def context(self) -> Any:
@@ -108,20 +115,22 @@ class Receiver:
 
     def receive(self, *args: Any, **kwargs: Any) -> None:
         """A hint that there may be news."""
-        remote.notify(Handle.parse(self._handle_text).nonce, self._worker_id, 0)
+        remote.notify(self.nonce, self._worker_id, 0)
 
     def shutdown(self) -> None:
         """Nothing to end: the attachment ends with its collector."""
 
     def __reduce__(self) -> Any:
         more: dict[str, Any] = {"first_seconds": self._first_seconds, "name": self._name, "names": self._names}
-        more["stamped"] = self._stamped
+        more |= {"stamped": self._stamped, "listening": self._listening}
         return received, (self._handle_text, self._worker_id, self._otherwise, more)
 
     def _attach(self, collector: Any) -> None:
         more: dict[str, Any] = {"names": self._names, "stamped": self._stamped}
         make = functools.partial(attachment, first_seconds=self._first_seconds, **more)
-        remote.attach_object(collector, self._handle_text, self._worker_id, make)
+        attached = remote.attach_object(collector, self._handle_text, self._worker_id, make)
+        if self._listening:
+            attached.listen()
 
 
 class Idle(Receiver):

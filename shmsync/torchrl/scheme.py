@@ -159,7 +159,7 @@ class SharedScheme(WeightSyncScheme):
             )
         names = self._together.names if self._together is not None else ()
         more: dict[str, Any] = {"first_seconds": self._timeout, "name": model_id if names else "", "names": names}
-        more["stamped"] = self._stamp_steps
+        more |= {"stamped": self._stamp_steps, "listening": self._inner_listen()}
         otherwise = stand_in(type(context), self._fallback)
         made = received(self._handle_text, worker_idx or 0, otherwise, more)
         _pass_to_inner_processes(context, model_id, made)
@@ -168,6 +168,10 @@ class SharedScheme(WeightSyncScheme):
         self.model = model
         if context is not None:
             WeightSyncScheme.context.fset(self, context)
+
+    def _inner_listen(self) -> bool:
+        """Whether inner processes shall answer to the bell."""
+        return False
 
     def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
         if self._receiver is None:

@@ -16,7 +16,7 @@ from .injection import devices_of
 from .releases import SCHEME, refusal
 from .report import Lag, PushReport
 from .scheme import SharedScheme
-from .staleness import measure, summary
+from .staleness import awaits, measure, summary
 from .stamps import make_room_in
 from .updater import RPCWeightUpdater
 
@@ -60,6 +60,10 @@ class RPCWeightSyncScheme(SharedScheme):
     def _begin(self) -> None:
         super()._begin()
         self._updater = None
+
+    def _inner_listen(self) -> bool:
+        options = self._options
+        return options["notify"] == "rpc" or awaits(options["max_lag"], options["on_lag"])
 
     def _handle(self) -> str:
         return str(self._pusher()._open().handle)

@@ -158,7 +158,8 @@ class RPCWeightUpdater(UpdaterBase):
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
                 self.policy_weights = weights_of(collector)
             self._publish_first()
-            inject(collector, str(self._open().handle), self.fallback == "rpc", self._stamp_steps)
+            listening = self.notify == "rpc" or self._staleness.awaits
+            inject(collector, str(self._open().handle), self.fallback == "rpc", self._stamp_steps, listening)
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Attach all workers and give them the current weights.

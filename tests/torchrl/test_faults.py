@@ -85,12 +85,13 @@ def test_a_killed_worker_is_named_and_the_other_updated(start: Start) -> None:
     """Now and at the next push; a push to the other alone works. The end of the updater is bounded; the collector's
     own is torchrl's affair. Mutant: let the first error end the push."""
     trainer = start(build=build)
+    trainer.do(push, 1.0)
     os.kill(trainer.do(ask, 0, pid_of), signal.SIGKILL)
     for value in (2.0, 3.0):
         error, seconds = trainer.do(timed, push, value)
         assert isinstance(error, PushError)
         assert set(error.errors) == {0}
-        assert "worker 0" in str(error)
+        assert "worker 0: ConnectionError: its process, pid" in str(error)
         assert seconds < TIMEOUT + 1
         assert trainer.do(ask, 1, value_of) == value
     assert trainer.do(timed, push, 4.0, worker_ids=[1])[0] is None

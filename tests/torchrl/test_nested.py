@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torchrl.envs.utils import RandomPolicy
 
 import shmsync
-from shmsync import PushError
+from shmsync import PushError, PushTimeout
 from shmsync.torchrl.answers import runs
 from tests.helpers import collectors
-from tests.helpers.collectors import ask, collect, pid_of, push
+from tests.helpers.collectors import ask, collect, net_policy, pid_of, push
+from tests.helpers.processes import stop
 from tests.helpers.rpc_worlds import messages, watch_messages
 from tests.helpers.trainers import Trainer, wait_for
 
@@ -25,19 +27,30 @@ FLAT = {"kind": "Collector", "workers": 1}
 TIMEOUT = 10.0
 
 
-def build(world: SimpleNamespace, **options: Any) -> None:
-    collectors.build(world, updater=shmsync.RPCWeightUpdater(timeout=TIMEOUT), **options)
+def build(
+    world: SimpleNamespace, *, timeout: float = TIMEOUT, notify: str = "rpc", max_lag: int | None = None, **options: Any
+) -> None:
+    updater = shmsync.RPCWeightUpdater(timeout=timeout, notify=notify, max_lag=max_lag)
+    collectors.build(world, updater=updater, **options)
 
 
 def inner_pids(world: SimpleNamespace) -> list[int]:
-    return [line.pid for line in world.updater._publisher.subscribers() if line.worker_id == 0]
+    return [line.pid for line in world.updater._publisher.subscribers()]
+
+
+def used_by_inner(world: SimpleNamespace) -> list[int]:
+    return [line.used for line in world.updater._publisher.subscribers()]
 
 
 def pushed(world: SimpleNamespace, values: list[float]) -> list[tuple[Any, ...]]:
     """What each of these pushes has cost, and what it says of worker 0."""
     found = []
     for value in values:
-        report = push(world, value)
+        if isinstance(world.policy, RandomPolicy):
+            world.collector.update_policy_weights_()
+        else:
+            push(world, value)
+        report = world.updater.last_push
         worker = report.workers[0]
         costs = (report.nbytes, report.notification_nbytes, report.rpc_nbytes)
         found.append((costs, worker.seen == report.version, worker.via, worker.error))
@@ -54,52 +67,129 @@ def cost_of_pushes(start: Start, options: dict[str, Any]) -> tuple[list[Any], li
 
 
 def test_a_push_costs_as_many_bytes_as_to_a_collector_without_inner_processes(start: Start) -> None:
-    """None but those of the weights, and no message. Mutant: report for no worker with inner processes."""
+    """None but those of the weights, and no message. Mutants: let inner processes not listen; ask their worker."""
     flat, nested = cost_of_pushes(start, FLAT), cost_of_pushes(start, NESTED)
     assert flat == nested
     assert nested == ([((32, 0, 0), True, "map", None)] * 3, [])
 
 
-def test_the_report_says_what_the_inner_processes_use(start: Start) -> None:
-    """The oldest of them counts. Mutant: report the version that is pushed as the one in use."""
+def test_a_function_for_a_policy_costs_no_message_either(start: Start) -> None:
+    """Mutant: attach as if inner processes followed."""
+    found, sent = cost_of_pushes(start, {**NESTED, "policy": random_action})
+    assert found == [((0, 0, 0), True, "map", None)] * 3
+    assert sent == []
+
+
+def random_action() -> Any:
+    return RandomPolicy(collectors.Corridor().action_spec)
+
+
+def test_inner_processes_that_rest_take_a_push_at_once(start: Start) -> None:
+    """All of them. Mutants: let the first that answers do; let inner processes not listen."""
     trainer = start(build=build, **NESTED)
-    trainer.do(collect)
-    trainer.do(push, 2.0)
-    assert trainer.do(in_use_after_a_push, 3.0) == 1  # that of the batch before, since they rest
-    trainer.do(collect)
-    assert trainer.do(in_use_after_a_push, 4.0) == 3
+    for value in (2.0, 3.0):
+        trainer.do(collect)
+        report = trainer.do(push, value)
+        assert (report.workers[0].in_use, report.workers[0].seen) == (report.version, report.version)
+        assert trainer.do(used_by_inner) == [report.version] * 2
 
 
-def in_use_after_a_push(world: SimpleNamespace, value: float) -> Any:
-    return push(world, value).workers[0].in_use
+@pytest.mark.parametrize("notify", ["rpc", "memory"])
+def test_a_bound_on_the_lag_can_be_kept_by_processes_that_rest(start: Start, notify: str) -> None:
+    """torchrl's inner processes rest between two batches. Mutant: let them listen with notify="rpc" only."""
+    trainer = start(build=build, **NESTED, notify=notify, max_lag=0)
+    trainer.do(collect)
+    for value in (2.0, 3.0):
+        trainer.do(push, value)
+        assert trainer.do(lags) == {0: 0}
+
+
+def lags(world: SimpleNamespace) -> dict[int, int]:
+    return dict(world.updater.lag().workers)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_stopped_inner_process_is_named(start: Start, before: int) -> None:
+    """And once it goes on, it has the version by itself. Mutants: take the answer of the process around it; that of
+    those that have ever answered."""
+    trainer = start(build=build, **NESTED, timeout=1.0, factory=None if before else net_policy)
+    for _ in range(before):
+        trainer.do(push, 2.0)
+    wait_for(lambda: len(trainer.do(inner_pids)) == 2, "inner processes")  # workers start by themselves
+    stopped, other = trainer.do(inner_pids)
+    stop(stopped)
+    try:
+        with pytest.raises(PushTimeout, match=f"its inner processes, pids {stopped}, in time"):
+            trainer.do(push, 3.0)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_for(lambda: trainer.do(used_by_inner) == [1 + 2 * before] * 2, "both use it")
+    report = trainer.do(push, 4.0)
+    assert report.workers[0].in_use == report.version
+    assert other in trainer.do(inner_pids)
 
 
 def test_a_killed_worker_is_named_though_its_inner_processes_live(start: Start) -> None:
-    """Stopped, they outlive it for as long as the test wants. Mutant: look at the roster's lines alone."""
+    """Stopped, they outlive it for as long as the test wants. Mutant: send it a message."""
     trainer = start(build=build, **NESTED)
     trainer.do(push, 2.0)
     inner = trainer.do(inner_pids)
     assert len(inner) == 2
     for pid in inner:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     outer = trainer.do(ask, 0, pid_of)
     os.kill(outer, signal.SIGKILL)
     wait_for(lambda: not runs(outer), "the end of the worker")
-    begin = time.monotonic()
-    with pytest.raises(PushError, match="worker 0") as caught:
-        trainer.do(push, 3.0)
-    assert set(caught.value.errors) == {0}
-    assert time.monotonic() - begin < TIMEOUT + 1
+    trainer.do(watch_messages)
+    for _ in range(2):
+        begin = time.monotonic()
+        with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died; start it anew"):
+            trainer.do(push, 3.0)
+        assert time.monotonic() - begin < TIMEOUT / 2
+    assert trainer.do(messages) == []
     assert trainer.do(inner_pids) == inner
 
 
-def test_a_worker_whose_inner_processes_have_died_is_asked_itself(start: Start) -> None:
-    """Mutant: take lines of the dead for an answer."""
+def test_inner_processes_that_have_died_are_named(start: Start) -> None:
+    """Without waiting for them. Mutant: wait for the end of the time."""
     trainer = start(build=build, **NESTED)
     trainer.do(push, 2.0)
-    for pid in trainer.do(inner_pids):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not trainer.do(inner_pids), "the end of the inner processes")
-    trainer.do(watch_messages)
-    assert trainer.do(in_use_after_a_push, 3.0) == 0
-    assert [name for name, *_ in trainer.do(messages)] == ["notify"]
+    first, second = trainer.do(inner_pids)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: trainer.do(inner_pids) == [second], "its end")
+    for _ in range(2):
+        begin = time.monotonic()
+        with pytest.raises(PushError, match=f"worker 0: .*inner processes, pids {first}, have ended"):
+            trainer.do(push, 3.0)
+        assert time.monotonic() - begin < TIMEOUT / 2
+
+
+def test_another_updater_cannot_take_inner_processes_over(start: Start) -> None:
+    """It is told so, and the one that they follow goes on. Mutant: take processes that follow any channel for ones
+    that follow this one."""
+    trainer = start(build=build, **NESTED)
+    trainer.do(push, 2.0)
+    with pytest.raises(PushError, match="ChannelError: The inner processes of worker 0 .* can't be taken over"):
+        trainer.do(push_by_another)
+    report = trainer.do(push, 3.0)
+    assert report.workers[0].in_use == report.version
+    assert trainer.do(collect).actions == [3.0]
+
+
+def push_by_another(world: SimpleNamespace) -> None:
+    rrefs = world.collector.collector_rrefs
+    with shmsync.RPCWeightUpdater(collector_rrefs=rrefs, policy_weights=world.policy, num_workers=1) as other:
+        other.push_weights(world.policy)
+
+
+def test_a_subscriber_of_somebody_else_does_not_answer_for_a_worker(start: Start) -> None:
+    """It may have its worker id. Mutant: let all lines with that id count."""
+    trainer = start(build=build, **NESTED)
+    trainer.do(push, 2.0)
+    trainer.do(watch_worker_0)
+    report = trainer.do(push, 3.0)
+    assert report.workers[0].in_use == report.version
+
+
+def watch_worker_0(world: SimpleNamespace) -> None:
+    world.watching = shmsync.Subscriber(world.updater._publisher.handle, worker_id=0)
