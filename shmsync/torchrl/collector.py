@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDict
@@ -51,9 +52,9 @@ class PolicyProxy:
 class CollectorAttachment(remote.Following):
     """Binds a collector's policy.
 
-    While its `next()` runs, only the entry of a forward switches, and that is where the policy-version tracker is
-    set: so the stamp of each step is the version that its forward used. While it rests, or makes random steps without
-    a forward, a notification switches at once.
+    While its `next()` or a rollout runs, only the entry of a forward switches, and that is where the policy-version
+    tracker is set: so the stamp of each step is the version that its forward used. While it rests, or makes random
+    steps without a forward, a notification switches at once.
 
     ``first_seconds``: how long the first forward waits for the trainer's first weights; 0 = it runs on its own.
     ``stamped``: each step gets an entry with the version of its forward, see Stamps.
@@ -70,14 +71,15 @@ class CollectorAttachment(remote.Following):
         stamped: bool = False,
     ) -> None:
         super().__init__(collector, subscribe())
-        self._running, self._first_seconds = 0, first_seconds
+        self._running, self._alone, self._first_seconds = 0, not names, first_seconds
         stamped = stamped or has_entries(collector)
         self._stamps = Stamps(collector, stamped)
         with Doorman(collector) as door:
             if _gate(door.policy) is None:  # else it keeps switches and forwards apart, and the new one takes over
                 door.nobody_inside()
             self._bind(names, door.policy)
-        wrapped = ("next", "shutdown", *(["rollout"] if stamped else []))
+        # Inner processes make their batches without `next`.
+        wrapped = ("next", "shutdown", *(["rollout"] if hasattr(collector, "rollout") else []))
         self._methods = {name: _bare(getattr(collector, name)) for name in wrapped}
         for name in wrapped:
             setattr(collector, name, getattr(self, f"_{name}"))
@@ -101,9 +103,10 @@ class CollectorAttachment(remote.Following):
         _replace_weights(collector, policy)
 
     def notified(self) -> tuple[int, int]:
-        with self._lock:
-            at_once = not self._running or steps_at_random(self.target)
-        return self._after(self._binding.follow if at_once else lambda: self._binding.version)
+        with self._lock:  # no batch begins meanwhile: its environment may call one of the models, past the gate
+            if not self._running or (self._alone and steps_at_random(self.target)):
+                return self._after(self._binding.follow)
+        return self._after(lambda: self._binding.version)
 
     def close(self) -> None:
         # A later attachment may have put its own in these places.
@@ -127,18 +130,24 @@ class CollectorAttachment(remote.Following):
                 "scheme when all workers have started: has one of them failed?"
             ) from None
 
-    def _next(self, *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def _making_steps(self) -> Iterator[None]:
         with self._lock:
             self._running += 1
         try:
-            return self._methods["next"](*args, **kwargs)
+            yield
         finally:
             with self._lock:
                 self._running -= 1
 
+    def _next(self, *args: Any, **kwargs: Any) -> Any:
+        with self._making_steps():
+            return self._methods["next"](*args, **kwargs)
+
     def _rollout(self, *args: Any, **kwargs: Any) -> Any:
-        self._stamps.begin()
-        return self._methods["rollout"](*args, **kwargs)
+        with self._making_steps():
+            self._stamps.begin()
+            return self._methods["rollout"](*args, **kwargs)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> Any:
         shutdown = self._methods["shutdown"]
