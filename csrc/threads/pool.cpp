@@ -9,7 +9,9 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <vector>
 
+#include "threads/placement.h"
 #include "threads/spin.h"
 
 namespace shmsync {
@@ -41,7 +43,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable work_, done_;
   Entry* entries_ = nullptr;
-  std::size_t started_ = 0, asleep_ = 0;
+  std::vector<pthread_t> started_;  // they never end
+  Placement placement_;
+  std::size_t asleep_ = 0;
   std::atomic<std::size_t> entered_{0};  // so that a helper that spins sees a new entry
 };
 
@@ -55,6 +59,7 @@ void Pool::run(Job& job, std::size_t helpers) noexcept {
 void Pool::enter(Entry& entry) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   start_helpers(entry.wanted);
+  if (asleep_ > 0) placement_.keep_off_caller(started_);
   entry.next = entries_;
   entries_ = &entry;
   entered_.fetch_add(1, std::memory_order_release);
@@ -75,7 +80,7 @@ void Pool::leave(Entry& entry) noexcept {
 }
 
 void Pool::start_helpers(std::size_t count) noexcept {
-  while (started_ < count && start_helper()) ++started_;
+  while (started_.size() < count && start_helper()) continue;
 }
 
 bool Pool::start_helper() noexcept {
@@ -87,8 +92,10 @@ bool Pool::start_helper() noexcept {
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
   bool started = true;
   try {
+    started_.reserve(started_.size() + 1);
     std::thread helper([this] { help(); });
     pthread_setname_np(helper.native_handle(), "shmsync-copy");
+    started_.push_back(helper.native_handle());
     helper.detach();
   } catch (...) {  // no more threads or memory: the next run tries again
     started = false;

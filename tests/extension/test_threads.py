@@ -181,3 +181,45 @@ print(some, len(helpers()))
     some, later = map(int, check_output(PRELUDE + code).split())
     assert 0 <= some < 100
     assert later > some
+
+
+_MASKS = """
+def masks():
+    return [os.sched_getaffinity(int(t)) for t in helpers()]
+c.set_threads(2)
+check()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor, and nowhere else to go")
+def test_sleeping_helpers_are_kept_off_the_callers_processor() -> None:
+    """So that they are not woken there while another one is idle. Mutant: leave them where they are."""
+    code = """
+allowed = os.sched_getaffinity(0)
+deadline = time.monotonic() + 30
+while masks() == [allowed]:  # the first ones may not have been asleep yet
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+    check()
+(mask,) = masks()
+print(mask < allowed, len(allowed - mask), os.sched_getaffinity(0) == allowed)
+"""
+    assert check_output(PRELUDE + _MASKS + code).split() == ["True", "1", "True"]
+
+
+def test_a_caller_with_one_processor_shares_it() -> None:
+    """As whoever pinned it wants it. Mutant: take any other processor."""
+    code = (
+        """
+only = {min(os.sched_getaffinity(0))}
+os.sched_setaffinity(0, only)
+"""
+        + _MASKS.strip()
+        + """
+for _ in range(5):
+    time.sleep(0.05)
+    check()
+print(masks() == [only])
+"""
+    )
+    assert check_output(PRELUDE + code).strip() == "True"
