@@ -180,10 +180,14 @@ def _pointing(binding: Any, given: dict[Any, tuple[Any, ...]]) -> Iterator[list[
         yield seconds
         return
 
-    def watched(*args: Any) -> None:
-        given.pop(args[-1], None)
-        given[args[-1]] = args
-        seconds.append(timed(point, *args))
+    def watched(views: Any) -> Any:
+        place = tuple(view.span for view in views.values())
+        given.pop(place, None)
+        given[place] = (views,)
+        begin = time.perf_counter()
+        events = point(views)
+        seconds.append(time.perf_counter() - begin)
+        return events
 
     binding._point = watched
     try:
