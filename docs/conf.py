@@ -23,6 +23,7 @@ TOP = (
     "CHANGELOG",
     "bench/results/latest",
     "bench/results/steps/latest",
+    "bench/results/epyc/latest",
 )
 include_patterns = ["docs/**.md", *(f"{name}.md" for name in TOP)]
 exclude_patterns = [".*", "build", "csrc", "demo-out", "dist", "examples", "shmsync", "site", "tests"]
