@@ -28,6 +28,8 @@ from .report import WorkerReport
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
+# So long a process may take to be gone after its connections are.
+_DYING_SECONDS = 0.2
 
 Answer = Callable[[int, int], "tuple[int, int] | None"]
 Lines = Callable[[], "Sequence[RosterLine]"]
@@ -90,7 +92,7 @@ class Messenger:
         self._handle, self._rref_of, self._answer, self._lines = handle, rref_of, answer, lines
         self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
-        self._dead: dict[int, Attached] = {}
+        self._lost: dict[int, Attached] = {}  # those that were attached, until they are again
         self.by_rpc = ByRpc(handle, self._call)
         self._fallback = fallback
         self._owners: dict[tuple[int, str], Any] = {}  # of all that were ever attached
@@ -201,17 +203,18 @@ class Messenger:
 
     def _follow_rref(self, worker: int) -> None:
         """A worker whose RRef is another one now is another object, in another process perhaps."""
-        attached = self._attached.get(worker) or self._dead.get(worker)
+        attached = self._attached.get(worker) or self._lost.get(worker)
         known = attached.rref if attached is not None else self.by_rpc.rref_of(worker)
         if known is not None:
             with contextlib.suppress(Exception):  # no RRefs at the moment
                 if self._rref_of(worker) is not known:
                     self._lose(worker)
-                    self._dead.pop(worker, None)
+                    self._lost.pop(worker, None)
                     self.by_rpc.drop(worker)
 
     def _lose(self, worker: int) -> None:
-        self._attached.pop(worker, None)
+        if worker in self._attached:
+            self._lost[worker] = self._attached.pop(worker)
         self._prompt.discard(worker)
 
     def _send(self, workers: Iterable[int], this: Round, timeout: float) -> None:
@@ -254,11 +257,12 @@ class Messenger:
         answer = message if isinstance(message, BaseException) else outcome(message)
         if isinstance(answer, BaseException):
             if not isinstance(answer, ShmSyncError):
-                answer = self._obituary(worker) or answer
+                answer = self._obituary(worker, isinstance(answer, TimeoutError)) or answer
             return self._failed(worker, answer)
         used, seen, *where = answer
         if isinstance(message, _Attaching):
             self._attached[worker] = Attached(message.rref, *where)
+            self._lost.pop(worker, None)
         if isinstance(message, (Sending, NothingToSend)):
             self.by_rpc.confirmed(worker, used)
         self._answered[worker] = seen
@@ -294,16 +298,17 @@ class Messenger:
         silent = [str(pid) for pid, (_, answered) in answers.items() if answered < this.version]
         return TimeoutError(f"no answer of its inner processes, pids {', '.join(silent)}, in time")
 
-    def _obituary(self, worker: int) -> BaseException | None:
-        """What RPC says of a process that has died is that a pipe is broken."""
-        attached = self._attached.get(worker)
-        # With a path its pid may be another container's.
-        if attached is not None and not self._handle.path and not runs(attached.pid):
-            self._dead[worker] = attached
-        if worker not in self._dead:
+    def _obituary(self, worker: int, at_once: bool = True) -> BaseException | None:
+        """What RPC says of a process that has died is that a pipe is broken, perhaps while it is still dying."""
+        attached = self._attached.get(worker) or self._lost.get(worker)
+        if attached is None or self._handle.path:  # with a path its pid may be another container's
             return None
-        pid = self._dead[worker].pid
-        return ConnectionError(f"its process, pid {pid}, has died; start it anew, or push to the others")
+        deadline = time.monotonic() + (0 if at_once else _DYING_SECONDS)
+        while runs(attached.pid):
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_LOOK_SECONDS)
+        return ConnectionError(f"its process, pid {attached.pid}, has died; start it anew, or push to the others")
 
     def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
         """Whether it has just turned out that a worker needs the weights by RPC."""
