@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -102,7 +103,7 @@ def _serve(pipe: Any, factory: Callable[..., Any], args: tuple[Any, ...]) -> Non
     except EOFError:
         pass
     except BaseException:
-        _try_send(pipe, (False, traceback.format_exc()))
+        _try_send(pipe, (False, _trace()))
     try:
         if hasattr(served, "close"):
             served.close()
@@ -112,11 +113,16 @@ def _serve(pipe: Any, factory: Callable[..., Any], args: tuple[Any, ...]) -> Non
         os._exit(0)
 
 
+def _trace() -> str:
+    """The traceback of the error that is being handled, with paths as the repository has them: results are shared."""
+    return traceback.format_exc().replace(f"{Path(__file__).resolve().parents[1]}{os.sep}", "")
+
+
 def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
         return True, method(*arguments)
     except Exception:
-        return False, traceback.format_exc()
+        return False, _trace()
 
 
 def _try_send(pipe: Any, message: object) -> None:

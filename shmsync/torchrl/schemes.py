@@ -16,7 +16,7 @@ from .injection import devices_of
 from .releases import SCHEME, refusal
 from .report import Lag, PushReport
 from .scheme import SharedScheme
-from .staleness import awaits, measure, summary
+from .staleness import is_awaited, measure, summary
 from .stamps import make_room_in
 from .updater import RPCWeightUpdater
 
@@ -62,8 +62,7 @@ class RPCWeightSyncScheme(SharedScheme):
         self._updater = None
 
     def _inner_listen(self) -> bool:
-        options = self._options
-        return options["notify"] == "rpc" or awaits(options["max_lag"], options["on_lag"])
+        return is_awaited(*(self._options[name] for name in ("notify", "max_lag", "on_lag")))
 
     def _handle(self) -> str:
         return str(self._pusher()._open().handle)

@@ -67,9 +67,9 @@ def summary(found: Mapping[int, Behind]) -> Lag:
     return Lag(min(values), sum(values) / len(values), max(values), lags)
 
 
-def awaits(max_lag: int | None, on_lag: str) -> bool:
+def is_awaited(notify: str, max_lag: int | None, on_lag: str) -> bool:
     """Whether pushes wait for workers, which then must take the news when they rest."""
-    return max_lag is not None and on_lag == "wait"
+    return notify == "rpc" or (max_lag is not None and on_lag == "wait")
 
 
 class Staleness:
@@ -85,7 +85,6 @@ class Staleness:
         if on_lag not in ON_LAG:
             raise ShmSyncError(f"Expected on_lag as one of {ON_LAG}, got {on_lag!r}")
         self.max_lag, self.on_lag = max_lag, on_lag
-        self.awaits = awaits(max_lag, on_lag)
         self._warned: dict[int, int] = {}  # by worker, which version it was told to be behind
 
     def enforce(

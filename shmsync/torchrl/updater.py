@@ -20,7 +20,7 @@ from .injection import devices_of, inject, weights_of
 from .messenger import Messenger, Round
 from .releases import UPDATER, look, require_updater
 from .report import Lag, PushReport, WorkerReport
-from .staleness import Behind, Staleness, measure, summary
+from .staleness import Behind, Staleness, is_awaited, measure, summary
 
 NOTIFY = ("rpc", "memory")
 FALLBACK = (None, "rpc")
@@ -158,7 +158,7 @@ class RPCWeightUpdater(UpdaterBase):
             if self.policy_weights is None and getattr(collector, "policy", None) is not None:
                 self.policy_weights = weights_of(collector)
             self._publish_first()
-            listening = self.notify == "rpc" or self._staleness.awaits
+            listening = is_awaited(self.notify, self._staleness.max_lag, self._staleness.on_lag)
             inject(collector, str(self._open().handle), self.fallback == "rpc", self._stamp_steps, listening)
 
     def init(self, *args: Any, **kwargs: Any) -> None:

@@ -125,6 +125,17 @@ def test_an_answer_or_its_exception_comes_back_and_the_child_goes_on() -> None:
         child.end()
 
 
+def test_a_failure_says_where_in_the_repository_and_not_on_which_machine() -> None:
+    """Results are committed and sent around. Mutant: give the traceback as it is."""
+    child = Child("outer", Sleeper)
+    try:
+        with pytest.raises(ChildFailed) as caught:
+            child.call("fail")
+    finally:
+        child.end()
+    assert '"tests/bench/test_harness.py"' in str(caught.value)
+
+
 def test_what_a_child_said_before_it_ended_is_reported() -> None:
     """Mutant: leave out the poll in Child.send."""
     child = Child("broken", _broken)
