@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import device, slots
+from . import device, slots, switching
 from .errors import BindingError
 from .gate import Gate
 from .layout import Layout
 from .outputs import Aliases, privatize
 from .streams import ReaderStreams
-from .subscriber import BRING_SECONDS, Subscriber
+from .subscriber import Subscriber
 from .targets import MODES, Targets, View
 
 # By id, since modules need not be hashable or comparable (TensorDictParams compares by element). Weak on both sides: a
@@ -74,8 +74,8 @@ class Binding:
                 _put_gate(self, module)
         subscriber.wish()
         self._gate.try_switch()
-        deadline = time.monotonic() + BRING_SECONDS
-        while not self._bound.word and subscriber.awaits_bytes() and time.monotonic() < deadline:
+        deadline = time.monotonic() + switching.BRING_SECONDS
+        while not self._bound.word and switching.awaits_bytes(subscriber) and time.monotonic() < deadline:
             self._gate.try_switch()  # the first forward should be on what is published already
 
     @property
@@ -254,7 +254,7 @@ class Binding:
 
     def _switch_now(self) -> None:
         assert self._targets is not None
-        self._subscriber.switch(self._bound, self._targets.memories, self._point)
+        switching.switch(self._subscriber, self._bound, self._targets.memories, self._point)
 
     def _point(self, views: Mapping[int, View]) -> list[device.Event]:
         """Point the modules there. When the events have come, nothing reads any more where they were before."""

@@ -16,7 +16,7 @@ _LOOKS, _PAUSE_SECONDS = 50, 0.002
 # What a subscriber has of a channel, but for `_end`, which belongs to the object.
 _OF_A_CHANNEL = (
     *("handle", "_head", "_ctl", "_line", "_data_word", "_data", "bell"),
-    *("_locks", "_pages", "_imports", "_wished"),
+    *("_locks", "_written", "_imports"),
 )
 
 
@@ -72,7 +72,8 @@ def _adopt(subscriber: Subscriber, other: Subscriber) -> None:
         for name in _OF_A_CHANNEL:
             setattr(subscriber, name, getattr(other, name))
         subscriber._own()
-        subscriber._used, subscriber._left, subscriber._absent = 0, [], 0
+        subscriber._wishing.said = other._wishing.said
+        subscriber._used, subscriber._absent = 0, 0
         other._open = False
         other._line = other._ctl = other.bell = other._data = None
     if left is not None:

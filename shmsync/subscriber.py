@@ -9,47 +9,41 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import device, faults, forks, ids, moving, places, roster, segment, slots, sweep, verification, wire
+from . import faults, forks, ids, inheriting, moving, places, roster, segment, slots, sweep, verification, wire, written
 from .bell import Bell
 from .errors import (
     ChannelClosed,
     ChannelUnreachable,
-    DeviceError,
     NothingPublished,
     PublisherGone,
     ShmSyncError,
     WaitTimeout,
 )
 from .handle import Handle
-from .imports import Imports, View
+from .imports import Imports
 from .layout import Layout
 from .lease import Lease
 from .leases import Locks
 from .mapped import MappedData, MappedSlot
 from .pages import PrivatePages
+from .passing import Passing
 from .performer import Performer
 from .roster import RosterLine
+from .switching import LOOK_SECONDS, acquire_on_host, has_come
+from .wishing import Wishing
+from .written import Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .binding import Binding
 
-# How often a wait looks whether the publisher still lives.
-_LOOK_SECONDS = 0.02
-# How long the publisher may take to bring to the host what it has published on devices only.
-BRING_SECONDS = 10.0
-# From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
-_SWEPT_NBYTES = 1 << 20
-# The sweeping thread's own: it may be at work while a subscriber closes its descriptor.
-_swept_pages = PrivatePages()
 _NO_DATA = memoryview(bytes(8)).cast("Q")
 
 
@@ -83,19 +77,18 @@ class Subscriber:
         self._life = threading.RLock()
         self._released: collections.deque[int] = collections.deque()
         self._data: MappedData | None = None
-        self._pages = PrivatePages()
+        self._written = Written()
         self._bindings: list[Any] = []
         self._used = 0
         self._forwards = 0
-        self._left: list[int] = []  # slots that a switch has left, still to be swept
         self._moving = False  # to another channel: no switch now
+        self._fork = inheriting.Fork()
         self._absent = 0  # the word of a version whose bytes are still to come to the memory where they are needed
-        self._passing: list[_Passing] = []
+        self._passing = Passing()
         self._pass_due = False
         self._imports: Imports | None = None
-        self._wished: tuple[list[bytes], bool] = [], True
-        self._wants_host = self._leases_on_host = False
-        self._warned_written = self._warned_moved = self._warned_copies = False
+        self._wishing = Wishing()
+        self._warned_moved = False
         self._locks = Locks(places.open_ctl(self.handle, os.O_RDONLY))
         self._open, self._listed = True, listed
         self._own()
@@ -227,7 +220,7 @@ class Subscriber:
         devices only, WaitTimeout if the publisher does not bring them within 10 s."""
         with self._life:
             self._check_open()
-            word = self._acquire_on_host()
+            word = acquire_on_host(self)
             if not word:
                 raise NothingPublished("Nothing is published on the channel yet; wait(1) waits for the first version")
             if not self._bindings:
@@ -255,7 +248,7 @@ class Subscriber:
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise WaitTimeout(f"Expected version {version} within {timeout} s, got version {seen}")
-            left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
+            left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
             bell.wait(count, max(0.0, left))
 
     def refresh(self) -> int:
@@ -315,9 +308,7 @@ class Subscriber:
         self._imports = None  # each mapping ends with the last tensor over it
         bell, line = self.bell, self._line
         calls = Bell(self._ctl, wire.CTL_WISHES_OFFSET) if self._ctl is not None and line is not None else None
-        # The roster's mapping holds the claim on the line.
-        self._line = self._ctl = self.bell = None
-        self._data_word = _NO_DATA
+        self._forget_ctl()
         self._leave()
         if line is not None:
             line.left()
@@ -345,154 +336,17 @@ class Subscriber:
         if data is None or self._moving:
             return False
         newest = data.newest()
-        return newest > word and (newest != self._absent or self._has_come(data, newest))
-
-    def switch(
-        self,
-        bound: slots.Bound,
-        memories: frozenset[int],
-        point: Callable[[Mapping[int, View]], list[device.Event]],
-    ) -> int:
-        """Move a binding to the newest slot. ``memories``: that its modules are in. ``point`` gets the slot's views,
-        and gives the events after which the binding's old slot is not read any more."""
-        data = self._find_data()
-        if data is None:
-            return 0
-        if self._passing:
-            self.let_pass()
-        before = bound.word
-
-        def pointed(word: int) -> None:
-            views = self._views(data, word, memories)
-            left: _Passing | None = None
-            if before and any(memory >= 0 for memory in memories):
-                left = _Passing(slots.slot_of(before))
-                with self._locked():  # a lease more, before the slot is left: it ends with its readers' streams
-                    data.holder.counts[left.slot] += 1
-                    self._passing.append(left)
-            events: list[device.Event] = []
-            try:
-                events = point(views)
-            finally:
-                if left is not None:
-                    left.events = events
-
-        try:
-            word = self._run(data, slots.switch(data.holder, bound), pointed)
-        except _Absent as absent:
-            self._absent = absent.word
-            self._wants_host = True
-            self.wish()
-            return before
-        if word != before:
-            self._wants_host = False
-            self._uses(slots.version_of(word))
-            if before and data.head.layout.slot_nbytes >= _SWEPT_NBYTES:
-                self._left.append(slots.slot_of(before))
-            if self._imports is not None:
-                self.unmap_retired()
-                self.wish()
-        return word
-
-    def _views(self, data: MappedData, word: int, memories: frozenset[int]) -> dict[int, View]:
-        """A leased slot in the memories of a binding; on the host, where it is not to be had in one of them."""
-        slot, version = slots.slot_of(word), slots.version_of(word)
-        views: dict[int, View] = {}
-        for memory in memories:
-            view = self._on_device(data, memory, slot, version) if memory >= 0 else None
-            if view is not None:
-                views[memory] = view
-        if len(views) == len(memories) and views:
-            return views
-        if data.on_host(slot) != version:
-            raise _Absent(word)
-        mapped = self._slot(slot)
-        views[device.HOST] = View(mapped.tensors, mapped.addresses, mapped.span)
-        return views
-
-    def _on_device(self, data: MappedData, memory: int, slot: int, version: int) -> View | None:
-        if self._imports is None:
-            locks = self._locks
-            self._imports = Imports(data, self.handle, lambda: Locks(segment.reopen(locks.fd, os.O_RDONLY)))
-        return self._imports.view(memory, slot, version)
-
-    def _has_come(self, data: MappedData, word: int) -> bool:
-        """Whether what was absent at the last try is on the host now."""
-        return data.on_host(slots.slot_of(word)) == slots.version_of(word)
-
-    def _acquire_on_host(self) -> int:
-        """Lease the newest slot and see to it that its bytes are on the host; 0 while nothing is published."""
-        deadline = time.monotonic() + BRING_SECONDS
-        while True:
-            data, bell = self._find_data(), self.bell
-            count = bell.count if bell is not None else 0
-            word = self._run(data, slots.acquire(data.holder)) if data is not None else 0
-            if data is None or not word or self._has_come(data, word):
-                return word
-            self._run(data, slots.release(data.holder, slots.slot_of(word)))
-            self._leases_on_host = True  # and more of them are to be expected
-            self.wish()
-            if time.monotonic() > deadline or self._line is None or not self.publisher_alive():
-                raise WaitTimeout(
-                    f"Version {slots.version_of(word)} was published on devices only, and the publisher, pid "
-                    f"{self.handle.pid}, has not brought it to the host within {BRING_SECONDS} s"
-                )
-            if bell is not None:
-                bell.wait(count, _LOOK_SECONDS)
-
-    def awaits_bytes(self) -> bool:
-        """Whether a version is published, but not to the memory where it is needed here, and will be. It waits a moment
-        for that."""
-        bell = self.bell
-        if not self._absent or bell is None or self._line is None or not self.publisher_alive():
-            return False
-        bell.wait(bell.count, _LOOK_SECONDS)
-        return True
+        return newest > word and (newest != self._absent or has_come(data, newest))
 
     def wish(self) -> None:
         """Tell the publisher on which devices this subscriber's modules are, and whether it needs the host."""
-        line, ctl = self._line, self._ctl
-        if line is None or ctl is None:
-            return
-        memories = {memory for binding in self._bindings for memory in binding.memories}
-        devices = [memory for memory in sorted(memories) if memory >= 0 and self._can_map(memory)]
-        if any(memory >= 0 for memory in memories) and (why := device.reason()):
-            self._warn_of_copies(why)
-        # A binding that is not on devices alone, or has not got there yet, reads on the host; so do leases.
-        on_devices = bool(devices) and len(devices) == len(memories) and self._is_mapped(devices)
-        host = self._wants_host or self._leases_on_host or not on_devices
-        wished = [device.uuid_of(memory) for memory in devices[: wire.MOST_WISHES]], host
-        if wished != self._wished:
-            self._wished = wished
-            line.wishes(*wished)
-            Bell(ctl, wire.CTL_WISHES_OFFSET).call()
-
-    def _warn_of_copies(self, why: str) -> None:
-        if not self._warned_copies:
-            self._warned_copies = True
-            warnings.warn(
-                f"Process {os.getpid()} can't map weights on devices, and copies them from the host at each version: "
-                f"{why}. `python -m shmsync doctor` tells what is missing",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def _can_map(self, memory: int) -> bool:
-        return self._imports.possible(memory) if self._imports is not None else device.reason() is None
-
-    def _is_mapped(self, devices: list[int]) -> bool:
-        return self._imports is not None and all(self._imports.has(memory) for memory in devices)
+        self._wishing.tell(self)
 
     def let_pass(self, wait: bool = False) -> None:
         """End the leases whose readers' streams have come to their ends, or wait for that. What the publisher wants
         back, and nobody here uses any more, is unmapped."""
         with self._locked():
-            passing, self._passing = self._passing, []
-            for one in passing:
-                if one.events is not None and all(_has_passed(event, wait) for event in one.events):
-                    self._released.append(one.slot)
-                else:
-                    self._passing.append(one)
+            self._released.extend(self._passing.passed(wait))
         self.unmap_retired()
 
     def unmap_retired(self) -> None:
@@ -526,30 +380,16 @@ class Subscriber:
 
     def sweep_left(self) -> None:
         """Have the slots swept that switches have left. It wakes a thread; nobody should have to wait for that."""
-        if self._left:
-            left, self._left = self._left, []
-            for slot in left:
+        if self._written.left:
+            for slot in self._written.take_left():
                 sweep.later(self.sweep, slot)
         if self._passing:
             self.let_pass()
             self._pass_later()
 
     def sweep(self, slot: int) -> None:
-        """See whether a slot that was left has private pages. If something may still write there, say nothing.
-
-        It is not leased meanwhile, so its next lease is a later one; and once nothing reaches a slot that nobody has
-        leased, nothing can come to reach it.
-        """
-        with self._locked():
-            data = self._data
-            mapped = data.mapped.get(slot) if data is not None and slot not in data.holder.counts else None
-            leases = mapped.leases if mapped is not None else 0
-        if mapped is None or mapped.mapping is None or mapped.reachable():
-            return
-        found = _swept_pages.find(mapped.mapping)
-        if found is not None and not len(found):
-            with self._locked():
-                mapped.clean = mapped.leases == leases
+        """See whether a slot that was left has private pages."""
+        written.sweep(self, slot)
 
     def ran(self) -> None:
         """Count a forward."""
@@ -559,65 +399,25 @@ class Subscriber:
         self.sweep_left()
 
     def try_before_fork(self) -> bool:
-        """Lock the leased slots on a fresh description too: the child's, and gone here when both have let go of it."""
-        seconds = forks.PATIENCE_SECONDS
-        with ExitStack() as held:
-            if not self._life.acquire(timeout=seconds):
-                return False
-            held.callback(self._life.release)
-            # No switch is going on anywhere: it would have a lease that nobody in the child could end.
-            self._forking = list(self._bindings)
-            for binding in self._forking:
-                if not binding.try_before_fork(seconds):
-                    return False
-                held.callback(binding.after_fork_in_parent)
-            if not self._mutex._is_owned() and not self._mutex.acquire(timeout=seconds):
-                return False
-            held.callback(self._leave)
-            self._for_child: Locks | None = None
-            if self._end.alive:
-                self._for_child = Locks(segment.reopen(self._locks.fd, os.O_RDONLY))
-                held.callback(self._for_child.close)
-                for slot in self._data.holder.counts if self._data else ():
-                    self._for_child.try_shared(slot)
-            held.pop_all()
-            return True
+        """Lock the leased slots on a fresh description too: the child's."""
+        return inheriting.try_before_fork(self)
 
     def after_fork_in_parent(self) -> None:
-        """The child has the description, so it is closed here."""
-        if self._for_child is not None:
-            self._for_child.close()
-        self._leave()
-        for binding in self._forking:
-            binding.after_fork_in_parent()
-        self._life.release()
+        """Go on."""
+        inheriting.in_parent(self)
 
     def after_fork_in_child(self) -> None:
         """Go on as a subscriber of its own, with the same leases and a line of its own."""
-        self._mutex, self._life, self._pid = threading.RLock(), threading.RLock(), os.getpid()
-        for binding in self._forking:
-            binding.after_fork_in_child()
-        if self._ctl is not None:
-            self._ctl.leave_to_parent()  # it would keep the parent's line after the parent's death
-        if self._for_child is None:
-            return
-        self._end.detach()
-        self._locks.close()
-        self._locks, self._pages = self._for_child, PrivatePages()
-        self._own()
+        inheriting.in_child(self)
+
+    def _forget_ctl(self) -> None:
+        """Let go of the roster, whose mapping holds the claim on the line."""
         self._line = self._ctl = self.bell = None
         self._data_word = _NO_DATA
-        if self._imports is not None:
-            self._imports.abandon()  # a child has no use of its parent's devices
-        with self._locked():  # the parent's streams are nobody's here
-            self._released.extend(one.slot for one in self._passing)
-            self._passing, self._pass_due = [], False
-        if self._open:
-            self._join(self._listed)
 
     def _own(self) -> None:
         """Its descriptors go with this object."""
-        self._end = weakref.finalize(self, _close, self._locks, self._pages)
+        self._end = weakref.finalize(self, _close, self._locks, self._written.pages)
         # At the interpreter's end other threads may still be in a forward, which needs its lease: the process's end
         # ends it.
         self._end.atexit = False
@@ -714,21 +514,9 @@ class Subscriber:
             self._data = None
 
     def _drop_private(self, slot: int) -> None:
-        mapped = self._data.mapped.get(slot) if self._data else None
-        if mapped is None or mapped.mapping is None or mapped.taken():
-            return
-        written = self._pages.drop(mapped.mapping)
-        if written is not None and len(written) and not self._warned_written:
-            self._warned_written = True
-            first, page = int(written[0]), os.sysconf("SC_PAGE_SIZE")
-            keys = [leaf.key for leaf in self._layout() if leaf.overlaps((first, first + page))]
-            warnings.warn(
-                f"This process (pid {self._pid}) wrote to shared weights near `{keys[0] if keys else '?'}`. "
-                "Nobody else saw that, "
-                "and the published weights are back. Write to a copy, or bind with mode='copy'",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        data = self._data
+        if data is not None:
+            self._written.drop(data.mapped.get(slot), data.head.layout)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -737,32 +525,6 @@ class Subscriber:
             raise ShmSyncError(
                 f"Subscriber {self.name!r} belongs to process {self._pid}; make another one in process {os.getpid()}"
             )
-
-
-class _Absent(Exception):
-    """The version that a row points to has no bytes yet in the memory where they are needed."""
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-        super().__init__(word)
-
-
-@dataclass
-class _Passing:
-    """A lease on a slot that was left: it ends when events have come; None = they are not known yet."""
-
-    slot: int
-    events: list[device.Event] | None = None
-
-
-def _has_passed(event: device.Event, wait: bool) -> bool:
-    """Whether an event has come. If the device has failed, nothing reads there any more."""
-    try:
-        if wait:
-            event.synchronize()
-        return wait or event.done()
-    except DeviceError:
-        return True
 
 
 def _close(locks: Locks, pages: PrivatePages) -> None:

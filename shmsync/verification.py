@@ -42,7 +42,7 @@ def _compare(subscriber: Subscriber, data: MappedData, slot: int) -> int:
         return version
     differing = Checksums(mapped.mapping, data.head.layout.slot_nbytes).differing()
     if differing:
-        private = subscriber._pages.find(mapped.mapping)
+        private = subscriber._written.pages.find(mapped.mapping)
         ours = private is not None and any(begin <= page < end for begin, end in differing for page in private)
         keys = [f"`{leaf.key}`" for leaf in data.head.layout if any(map(leaf.overlaps, differing))]
         raise ChannelCorrupt(

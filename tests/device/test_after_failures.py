@@ -90,7 +90,7 @@ def test_an_unbound_module_wishes_for_nothing(side, publisher, reader) -> None:
         publish(side, channel, trainer, version)
         worker.forward()
     worker.binding.unbind()
-    assert worker.subscriber._wished == ([], True)
+    assert worker.subscriber._wishing.said == ([], True)
     for version in range(6, 80):
         publish(side, channel, trainer, version)
         worker.subscriber.let_pass()

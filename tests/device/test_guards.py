@@ -7,8 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from shmsync import device, imports, ringtable
-from shmsync import subscriber as subscribers
+from shmsync import device, imports, passing, ringtable
 from tests.device.support import Reader, fill, policy, publish, values
 
 GUARD_ON_AND_OFF = pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "guard off"])
@@ -18,7 +17,7 @@ GUARD_ON_AND_OFF = pytest.mark.parametrize("guarded", [True, False], ids=["as it
 def test_a_lease_ends_when_the_streams_have_passed(side, publisher, reader, monkeypatch, guarded) -> None:
     """A long queue of forwards on a slot, which is left and then would be free to be written."""
     if not guarded:
-        monkeypatch.setattr(subscribers, "_has_passed", lambda event, wait: True)
+        monkeypatch.setattr(passing, "_has_come", lambda event, wait: True)
     trainer = policy(side, 0)
     channel = publisher(trainer)
     for version in (1, 2):

@@ -301,7 +301,7 @@ def _moves() -> None:
 @warning("can't map weights on devices")
 def _copies() -> None:
     with _published() as (_, subscriber):
-        subscriber._warn_of_copies("no CUDA runtime is loaded in this process")
+        subscriber._wishing.warn_of_copies("no CUDA runtime is loaded in this process")
 
 
 @warning("gets the weights by RPC")

@@ -26,7 +26,8 @@ LEVELS: list[set[str]] = [
     {"segment", "pages", "leases", "roster", "bell", "files"},
     {"copying", "device", "checksums", "places", "leftovers", "ringtable", "serving", "tables"},
     {"mapped", "hostring", "devicering", "streams", "gathering", "sources"},
-    {"lease", "performer", "verification", "moving", "imports", "rings"},
+    {"lease", "performer", "verification", "moving", "imports", "rings", "passing", "written", "inheriting", "wishing"},
+    {"switching"},
     {"channel"},
     {"publisher", "subscriber"},
     {"targets", "binding", "listener"},
@@ -71,6 +72,10 @@ DEFERRED: dict[str, set[str]] = {
     "performer": {"subscriber"},  # the same
     "verification": {"subscriber"},  # the same
     "moving": {"subscriber"},  # the same
+    "switching": {"subscriber"},  # the same
+    "wishing": {"subscriber"},  # the same
+    "written": {"subscriber"},  # the same
+    "inheriting": {"subscriber", "binding"},  # the same
     "rings": {"channel"},  # the channel that they are of, for type checkers only
     "subscriber": {"binding"},  # Subscriber.bind() makes a binding, which knows its subscriber
     "torchrl.collector": {"torchrl.receiver"},  # attachment() looks whether receivers have been injected

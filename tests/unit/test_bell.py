@@ -51,7 +51,7 @@ def waiting(follower: Subscriber, version: int) -> tuple[threading.Thread, list[
 
 def test_a_ring_wakes_all_who_wait(channel, subscriber, monkeypatch) -> None:
     """Without a look in between: if they are not woken they come back too late."""
-    monkeypatch.setattr("shmsync.subscriber._LOOK_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr("shmsync.subscriber.LOOK_SECONDS", LONG_SECONDS)
     crew = [waiting(subscriber(channel), 1) for _ in range(3)]
     time.sleep(0.1)
     begin = time.monotonic()
@@ -65,7 +65,7 @@ def test_a_ring_wakes_all_who_wait(channel, subscriber, monkeypatch) -> None:
 def wait_there(state: Any, handle: str) -> int:
     import shmsync.subscriber
 
-    shmsync.subscriber._LOOK_SECONDS = LONG_SECONDS
+    shmsync.subscriber.LOOK_SECONDS = LONG_SECONDS
     with Subscriber(handle) as follower:
         state.ready = True
         return follower.wait(1, LONG_SECONDS)
@@ -151,7 +151,7 @@ def test_the_rows_have_moved_when_it_rings(channel, subscriber, monkeypatch) -> 
 
 def test_closing_a_subscriber_ends_its_waits(channel, subscriber, monkeypatch) -> None:
     """Mutant: close without a stir."""
-    monkeypatch.setattr("shmsync.subscriber._LOOK_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr("shmsync.subscriber.LOOK_SECONDS", LONG_SECONDS)
     follower = subscriber(channel)
     thread, back = waiting(follower, 1)
     time.sleep(0.1)
@@ -165,7 +165,7 @@ def test_closing_a_subscriber_ends_its_waits(channel, subscriber, monkeypatch) -
 def test_a_wait_that_is_closed_says_so_and_nothing_else(channel, monkeypatch) -> None:
     """Whatever it was looking at. Mutant: look at the owner's lock without the mutex."""
     interval = sys.getswitchinterval()
-    monkeypatch.setattr("shmsync.subscriber._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("shmsync.subscriber.LOOK_SECONDS", 0.0)
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(150):

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from shmsync import Subscriber, mapped, slots, sweep
-from shmsync import subscriber as subscribing
+from shmsync import Subscriber, mapped, slots, sweep, written
 from tests.helpers.models import fill, uniform
 from tests.helpers.trainers import wait_for
 
@@ -111,7 +110,7 @@ def test_a_clean_slot_is_not_scanned_at_its_next_lease_but_at_the_one_after_it(l
     line.follower.sweep(left)
     assert line.mapped(left).clean
     scanned: list[Any] = []
-    monkeypatch.setattr(line.follower._pages, "drop", scanned.append)
+    monkeypatch.setattr(line.follower._written.pages, "drop", scanned.append)
     line.until_at(left)
     assert line.mapped(left).mapping not in scanned
     line.leave()
@@ -166,7 +165,7 @@ def test_what_was_written_while_bound_is_found_by_the_sweep_and_dropped_later(li
 
 def test_a_slot_that_is_used_and_written_during_the_sweep_is_not_clean(line, monkeypatch) -> None:
     left = line.leave()
-    find = subscribing._swept_pages.find
+    find = written._swept_pages.find
 
     def find_and_be_overtaken(mapping: Any) -> Any:
         found = find(mapping)
@@ -176,7 +175,7 @@ def test_a_slot_that_is_used_and_written_during_the_sweep_is_not_clean(line, mon
         line.leave()
         return found
 
-    monkeypatch.setattr(subscribing._swept_pages, "find", find_and_be_overtaken)
+    monkeypatch.setattr(written._swept_pages, "find", find_and_be_overtaken)
     line.follower.sweep(left)
     assert not line.mapped(left).clean
     with pytest.warns(RuntimeWarning, match="wrote to shared weights"):
