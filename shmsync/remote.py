@@ -99,13 +99,16 @@ class ModuleAttachment(Following):
     """A plain module, or the module that is some object's `policy`."""
 
     def __init__(self, target: Any, subscribe: Subscribe) -> None:
-        self._policy = policy_of(target)
+        self._policy = self._module_of(target)
         super().__init__(target, subscribe())
         self._binding: Binding = self._subscriber.bind(self._policy)
 
+    def _module_of(self, target: Any) -> nn.Module:
+        return policy_of(target)
+
     def notified(self) -> tuple[int, int]:
         with self._lock:
-            policy = policy_of(self.target)
+            policy = self._module_of(self.target)
             if policy is not self._policy:  # it was given another one
                 binding = self._subscriber.bind(policy)  # or if that fails, the one before goes on
                 self._binding.unbind()

@@ -247,20 +247,16 @@ class OuterAttachment:
         self._subscriber.close()
 
 
-class EmptyAttachment(remote.Following):
+class EmptyAttachment(remote.ModuleAttachment):
     """A collector with inner processes whose policy is a function: there is nothing to bind in them, and here versions
     are taken without weights."""
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe) -> None:
-        super().__init__(collector, subscribe())
         self._nothing = nn.Module()
-        self._binding = self._subscriber.bind(self._nothing)
+        super().__init__(collector, subscribe)
 
-    def notified(self) -> tuple[int, int]:
-        return self._after(self._binding.follow)
-
-    def close(self) -> None:
-        self._leave()
+    def _module_of(self, target: Any) -> nn.Module:
+        return self._nothing
 
 
 class CopyingAttachment:

@@ -105,3 +105,12 @@ class Reader:
     def close(self) -> None:
         self.subscriber.close()
         self.forwards.clear()
+
+
+def push_on(
+    side: FakeTorch, channel: shmsync.Publisher, module: nn.Module, versions: Iterable[int], reader: Reader
+) -> None:
+    """Step to each of these versions and push it, with a forward of a reader's after each."""
+    for version in versions:
+        publish(side, channel, module, version)
+        reader.forward()

@@ -11,7 +11,7 @@ import pytest
 
 from shmsync import device, sweep
 from shmsync.errors import DeviceError
-from tests.device.support import fill, policy, publish
+from tests.device.support import fill, policy, publish, push_on
 
 
 @pytest.fixture
@@ -30,9 +30,7 @@ def test_parameters_are_never_on_a_slot_without_a_lease(side, publisher, reader,
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in (2, 3):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, (2, 3), worker)
     publish(side, channel, trainer, 4)
     side.fake.fail(call, nth, 999)
     with contextlib.suppress(DeviceError):
@@ -53,9 +51,7 @@ def test_one_entry_waits_in_the_sweeps_queue(side, publisher, reader, far_behind
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in (2, 3):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, (2, 3), worker)
     assert worker.subscriber._passing
     for _ in range(300):
         worker.module()
@@ -86,9 +82,7 @@ def test_an_unbound_module_wishes_for_nothing(side, publisher, reader) -> None:
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in range(2, 6):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, range(2, 6), worker)
     worker.binding.unbind()
     assert worker.subscriber._wishing.said == ([], True)
     for version in range(6, 80):
@@ -104,9 +98,7 @@ def test_a_child_lets_its_parents_passing_leases_go(side, publisher, reader, far
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in (2, 3):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, (2, 3), worker)
     counts = worker.subscriber._data.holder.counts
     held = len(counts)
     assert held > 1

@@ -14,7 +14,7 @@ import shmsync
 from shmsync import device
 from shmsync.errors import DeviceError
 from tests.device import remote
-from tests.device.support import Policy, Reader, fill, policy, publish, values
+from tests.device.support import Policy, Reader, fill, policy, publish, push_on, values
 from tests.fakes.torch_side import FakeTorch
 from tests.helpers.processes import Peer
 
@@ -82,9 +82,7 @@ def test_partial_pushes_go_on_where_the_ring_has_no_room(side, publisher, reader
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in (2, 3):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, (2, 3), worker)
     late = reader(channel, HOST)
     late_version = late.forward()
     assert late_version == 3
@@ -107,9 +105,7 @@ def test_a_partial_push_that_failed_leaves_no_lie(side, publisher, reader, train
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in (2, 3, 4):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, (2, 3, 4), worker)
     publish(side, channel, trainer, 5, "b")
     worker.forward()
     worker.forwards.clear()

@@ -12,7 +12,7 @@ from torch import nn
 import shmsync
 from shmsync import device
 from shmsync.errors import BindingError, DeviceError
-from tests.device.support import Policy, Reader, fill, policy, values
+from tests.device.support import Policy, Reader, fill, policy, push_on, values
 from tests.fakes.torch_side import FakeTorch
 
 HOST = device.HOST
@@ -49,9 +49,7 @@ def test_what_all_read_on_devices_is_not_brought_to_the_host(side, publisher, re
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in range(2, 8):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, range(2, 8), worker)
     data = worker.subscriber._data
     newest = shmsync.slots.slot_of(data.newest())
     assert data.on_host(newest) == 0
@@ -78,9 +76,7 @@ def test_a_lease_brings_the_version_to_the_host(side, publisher, reader) -> None
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in range(2, 6):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, range(2, 6), worker)
     with worker.subscriber.lease() as lease:
         assert lease.version == 5
         assert set(lease.weights["a"].view(torch.uint8).tolist()) == {5}
@@ -152,9 +148,7 @@ def test_a_partial_push_after_the_host_was_left_out(side, publisher, reader) -> 
     channel = publisher(trainer)
     publish(side, channel, trainer, 1)
     worker = reader(channel, 0)
-    for version in range(2, 6):
-        publish(side, channel, trainer, version)
-        worker.forward()
+    push_on(side, channel, trainer, range(2, 6), worker)
     late = reader(channel, HOST)
     fill(side, trainer, 6, ["a", "c"])
     channel.publish({"a": trainer.a, "c": trainer.c}, partial=True)

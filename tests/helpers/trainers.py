@@ -147,12 +147,12 @@ class Trainer:
         self._pid, self._code = self._template.fork(theirs.fileno(), self._log.fileno(), start_method), _RUNS
         theirs.close()
 
-    def do(self, function: Callable[..., Any], *args: Any, timeout: float = 90.0, **kwargs: Any) -> Any:
-        """Run a module-level function there; `timeout` in seconds."""
+    def do(self, function: Callable[..., Any], *args: Any, _seconds: float = 90.0, **kwargs: Any) -> Any:
+        """Run a module-level function there, for at most `_seconds`; all other arguments are the function's."""
         self._pipe.send_bytes(pickle.dumps((function, args, kwargs)))
-        if not self._pipe.poll(timeout):
+        if not self._pipe.poll(_seconds):
             self.close()
-            raise AssertionError(f"{function.__name__} has not ended within {timeout} s. Its output:\n{self.output()}")
+            raise AssertionError(f"{function.__name__} has not ended in {_seconds} s. Its output:\n{self.output()}")
         try:
             value, error, trace = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, ConnectionResetError):

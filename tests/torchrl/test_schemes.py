@@ -172,6 +172,7 @@ def test_the_rpc_scheme_has_the_updaters_options(start: Start) -> None:
     assert trainer.do(collect).versions == [11]
     trainer.do(push, 8.0)
     assert trainer.do(largest_lag) == 0
+    assert trainer.do(timeout_of) == 30.0
     assert trainer.do(collect, 2).actions == [8.0]
 
 
@@ -195,6 +196,10 @@ def lags(world: SimpleNamespace) -> dict[int, int]:
 
 def largest_lag(world: SimpleNamespace) -> int:
     return world.scheme.lag().max
+
+
+def timeout_of(world: SimpleNamespace) -> float:
+    return world.scheme._updater.timeout
 
 
 FOR_ALL = [{"first_version": 0}, {"storage": "cloud"}, {"dtype": 3}, {"timeout": 0}]
