@@ -172,6 +172,10 @@ class LagTimeout(LagExceeded, TimeoutError):
     """As :class:`LagExceeded`, where it has been waited for to catch up."""
 
 
+# What another push to the same worker would meet again.
+_LASTING = (ConnectionError, LayoutError, ChannelError, BindingError, LimitError)
+
+
 class PushError(ShmSyncError, RuntimeError):
     """The weights are published, but some workers did not confirm them, or are too far behind.
 
@@ -182,13 +186,14 @@ class PushError(ShmSyncError, RuntimeError):
         self.version = version
         self.errors = dict(errors)
         parts = [f"worker {w}: {type(e).__name__}: {e}" for w, e in sorted(self.errors.items())]
-        unconfirmed = sorted(w for w, e in self.errors.items() if not isinstance(e, LagExceeded))
+        unconfirmed = [w for w, e in sorted(self.errors.items()) if not isinstance(e, LagExceeded)]
         what = "did not confirm it" if unconfirmed else "are too far behind"
-        retry = f"; push_weights(worker_ids={unconfirmed}) publishes again, to these alone" if unconfirmed else ""
+        again = [w for w in unconfirmed if not isinstance(self.errors[w], _LASTING)]
+        retry = f"; push_weights(worker_ids={again}) publishes again, to these alone" if again else ""
         super().__init__(
             f"Version {version} is published, but {len(parts)} worker(s) {what}:\n  "
             + "\n  ".join(parts)
-            + f"\nThe others that were asked have it{retry}."
+            + f"\nAny others that were asked have it{retry}."
         )
 
     def __reduce__(self) -> tuple[type, tuple[int, dict[int, BaseException]]]:

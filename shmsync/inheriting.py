@@ -1,4 +1,8 @@
-"""A fork in a subscriber's life: the child goes on as a subscriber of its own, with the same leases."""
+"""A fork in a subscriber's life: the child goes on as a subscriber of its own, with the same leases.
+
+It is not the worker that its parent may be: nobody waits for it, and what it uses is no worker's lag. Who forks, an
+environment that starts a simulator, say, seldom knows of any weights.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +84,7 @@ def in_child(subscriber: Subscriber) -> None:
     subscriber._locks, subscriber._written.pages = fork.locks, PrivatePages()
     subscriber._own()
     subscriber._forget_ctl()
+    subscriber._counted = False
     if subscriber._imports is not None:
         subscriber._imports.abandon()  # a child has no use of its parent's devices
     with subscriber._locked():  # the parent's streams are nobody's here

@@ -274,6 +274,14 @@ class Publisher:
         self._check_open()
         return self._control.answers.of(worker_id, pid)
 
+    def stir(self) -> None:
+        """Wake all who listen to the bell, to look again, though there is nothing new: some may rest by now.
+
+        Contract: one system call.
+        """
+        self._check_open()
+        self._control.bell.stir()
+
     def stats(self) -> dict[str, int]:
         """Counters: version, slots, bytes of one of them and of all on the host, device rings and the bytes allocated
         on devices for them, launches of the gather kernel, subscribers."""

@@ -166,8 +166,8 @@ def _check_epoch(target: Any, handle: Handle, worker_id: int) -> None:
 def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachment:
     subscribers: list[Subscriber] = []
 
-    def subscribe(*, listed: bool = True) -> Subscriber:
-        subscribers.append(_subscribe(handle, worker_id, listed))
+    def subscribe(*, counted: bool = True) -> Subscriber:
+        subscribers.append(_subscribe(handle, worker_id, counted))
         return subscribers[-1]
 
     try:
@@ -267,11 +267,13 @@ def last_version(rref: Any) -> int:
     return max([_had(target), *following])
 
 
-def _subscribe(handle: Handle, worker_id: int, listed: bool) -> Subscriber:
+def _subscribe(handle: Handle, worker_id: int, counted: bool) -> Subscriber:
+    name = f"worker-{worker_id}" if counted else f"around worker-{worker_id}"
     try:
-        return Subscriber(handle, worker_id=worker_id, name=f"worker-{worker_id}", listed=listed)
-    except ChannelUnreachable as error:
-        raise ChannelUnreachable(f"Worker {worker_id} on host {socket.gethostname()}: {error}") from None
+        return Subscriber(handle, worker_id=worker_id, name=name, counted=counted)
+    except (ChannelUnreachable, SubscribersExhausted) as error:
+        text = f"Worker {worker_id} on host {socket.gethostname()}, pid {os.getpid()}: {error}"
+        raise type(error)(text) from None
 
 
 def policy_of(target: Any) -> nn.Module:

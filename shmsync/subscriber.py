@@ -52,7 +52,8 @@ class Subscriber:
 
     ``handle``: a Handle or its text. ``worker_id``: also follow what is published to this worker alone. ``name``: for
     people.
-    ``listed``: take a line in the roster; False for one that only watches others.
+    ``listed``: take a line in the roster; False for one that only watches others. ``counted``: the line says that this
+    is the worker; False for a process that only belongs to it, and whose lag is nobody's concern.
 
     Raises ChannelUnreachable, PublisherGone, ChannelCorrupt, SubscribersExhausted, WorkerIdError.
     Contract: copies nothing; never blocks the publisher or another subscriber; may be used from several threads; if
@@ -60,13 +61,20 @@ class Subscriber:
     """
 
     def __init__(
-        self, handle: Handle | str, *, worker_id: int | None = None, name: str | None = None, listed: bool = True
+        self,
+        handle: Handle | str,
+        *,
+        worker_id: int | None = None,
+        name: str | None = None,
+        listed: bool = True,
+        counted: bool = True,
     ) -> None:
         self.handle = Handle.parse(handle) if isinstance(handle, str) else handle
         self.worker_id = worker_id
         self.name = name or f"subscriber-{os.getpid()}"
         self.handle.check_reachable()
         self._pid = os.getpid()
+        self._counted = counted
         with forks.making():
             self._start(listed)
             forks.watch(self)
@@ -124,7 +132,9 @@ class Subscriber:
             faults.at("attach.claim")
             # The mapping keeps the description, and with it the claim on the line, after the descriptor is closed.
             self._line = (
-                roster.claim(self._ctl, Locks(fd), self._head.subscribers, self.worker_id, self.name)
+                roster.claim(
+                    self._ctl, Locks(fd), self._head.subscribers, self.worker_id if self._counted else None, self.name
+                )
                 if listed
                 else None
             )

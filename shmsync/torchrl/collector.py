@@ -213,11 +213,12 @@ def _bare(called: Any) -> Any:
 class OuterAttachment:
     """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch.
 
-    ``nonce``: of the channel that they follow. Raises ChannelError if it is another one.
+    It has a line of the roster, which is not the worker's: by that the trainer sees that it lives. ``nonce``: of the
+    channel that they follow. Raises ChannelError if it is another one.
     """
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe, nonce: str) -> None:
-        self.target, self._subscriber = collector, subscribe(listed=False)
+        self.target, self._subscriber = collector, subscribe(counted=False)
         if nonce != self._subscriber.handle.nonce:
             raise ChannelError(
                 f"The inner processes of worker {self._subscriber.worker_id} (pids {', '.join(map(str, self.inner))}) "

@@ -30,7 +30,7 @@ def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool, list
     user gave none. ``fallback``: a worker that can't map the channel is built all the same. ``stamped``,
     ``listening``: see Receiver."""
     kwargs, kind = getattr(collector, "collector_kwargs", None), getattr(collector, "collector_class", None)
-    if not isinstance(kwargs, list) or not inspect.isclass(kind):
+    if not isinstance(kwargs, (list, tuple)) or not inspect.isclass(kind):
         return
     # A collector with inner processes hands its "senders" to them; a plain one takes receivers.
     inner = hasattr(kind, "_run_processes")
@@ -41,10 +41,12 @@ def inject(collector: Any, handle_text: str, fallback: bool, stamped: bool, list
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     if not any(name in inspect.signature(constructor).parameters for constructor in constructors):
         return
-    for worker, given in enumerate(kwargs):
+    of_each = [dict(given) for given in kwargs]  # the user may have given all workers the very same one
+    for worker, given in enumerate(of_each):
         mine = given.get(name) is None or (getattr(collector, "policy", None) is None and _is_torchrls_own(given[name]))
         if mine:
             given[name] = {"policy": Receiver(handle_text, worker, otherwise, stamped=stamped, listening=listening)}
+    collector.collector_kwargs = of_each
 
 
 def _is_torchrls_own(schemes: Any) -> bool:

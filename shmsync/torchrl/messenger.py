@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,43 +19,33 @@ from torch.distributed.rpc.internal import PythonUDF, serialize
 from .. import remote
 from ..errors import ChannelUnreachable, NotAttached, ShmSyncError
 from ..handle import Handle
-from ..roster import RosterLine
 from . import collector
-from .answers import outcome, runs
+from .answers import outcome
 from .fallback import ByRpc, NothingToSend, Sending
 from .report import WorkerReport
+from .silence import Attached, Lines, Silence, late_inside, told
 
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
-# So long a process may take to be gone after its connections are.
-_DYING_SECONDS = 0.2
 
 Answer = Callable[[int, int], "tuple[int, int] | None"]
-Lines = Callable[[], "Sequence[RosterLine]"]
-
-
-class Attached(NamedTuple):
-    """Through which RRef a worker was attached, the process that it lives in, and those inside it that follow the
-    channel in its place."""
-
-    rref: Any
-    pid: int
-    inner: tuple[int, ...]
 
 
 @dataclass
 class Round:
     """One version's notifications: the messages sent, how many, and what the workers have reported so far.
 
-    ``deadline``: of time.monotonic(). ``by_bell``: the workers that may answer on the roster; the others' lines may
-    show an earlier answer. ``rpc_nbytes``: of the weights that were sent, to workers that can't map the channel.
+    ``seconds`` for it, until ``deadline``, of time.monotonic(). ``by_bell``: the workers that may answer on the roster;
+    the others' lines may show an earlier answer. ``rpc_nbytes``: of the weights that were sent, to workers that can't
+    map the channel.
     ``passed``: who has answered a message, but whose inner processes have to answer as well.
     """
 
     version: int
     workers: list[int]
     by_bell: set[int]
+    seconds: float
     deadline: float
     sent: int = 0
     rpc_nbytes: int = 0
@@ -72,8 +62,9 @@ class Round:
 class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
-    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``: see Publisher.answer; ``lines``: of the
-    roster. ``bell``: workers listen to it. ``fallback``: who can't map the channel gets the weights by RPC.
+    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``, ``lines``, ``stir``: Publisher's answer(),
+    subscribers() and stir(). ``bell``: workers listen to it. ``fallback``: who can't map the channel gets the weights
+    by RPC.
     ``stamped``: collectors stamp their steps, see Stamps. Contract: the messages to all others carry a channel id and
     numbers.
     """
@@ -84,12 +75,14 @@ class Messenger:
         rref_of: Callable[[int], Any],
         answer: Answer,
         lines: Lines,
+        stir: Callable[[], None],
         *,
         bell: bool,
         fallback: bool = False,
         stamped: bool = False,
     ) -> None:
-        self._handle, self._rref_of, self._answer, self._lines = handle, rref_of, answer, lines
+        self._handle, self._rref_of, self._answer, self._stir = handle, rref_of, answer, stir
+        self._silence = Silence(handle, lines)
         self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
         self._lost: dict[int, Attached] = {}  # those that were attached, until they are again
@@ -110,7 +103,7 @@ class Messenger:
         for worker in workers:
             self._follow_rref(worker)
         by_bell = {w for w in workers if self._bell and not force and self._answered.get(w, 0) < version}
-        this = self._last = Round(version, workers, by_bell, time.monotonic() + timeout)
+        this = self._last = Round(version, workers, by_bell, timeout, time.monotonic() + timeout)
         self._send([worker for worker in this.silent if worker not in self._prompt & by_bell], this, timeout)
         return this
 
@@ -135,11 +128,9 @@ class Messenger:
             attached, message = self._attached.get(worker), this.messages.get(worker)
             said = self._heard(attached, worker) if attached and worker in this.by_bell else None
             if said is not None and said[1] >= this.version:
-                this.reports[worker] = WorkerReport(in_use=said[0], seen=said[1], via="map")
-                self._answered[worker] = said[1]
-                self._prompt.add(worker)
+                this.reports[worker] = self._confirmed(worker, *said)
             elif worker in this.passed:
-                fault = self._fault_inside(worker, this)
+                fault = self._silence.ended_inside(self._attached.get(worker)) or self._late_inside(worker, this)
                 if fault is not None:
                     this.reports[worker] = self._failed(worker, fault)
             elif message is not None and (isinstance(message, BaseException) or message.done()):
@@ -153,11 +144,15 @@ class Messenger:
         return this.silent
 
     def nudge(self, workers: Iterable[int], version: int, timeout: float) -> None:
-        """Notify attached workers by a message whose answer nobody waits for; one at a time to each."""
+        """Notify attached workers once more, by a message whose answer nobody waits for, one at a time to each; inner
+        processes by the bell."""
+        workers = list(workers)
+        if any(worker in self._attached and self._attached[worker].inner for worker in workers):
+            self._stir()
         for worker in workers:
             attached, last = self._attached.get(worker), self._nudges.get(worker)
             under_way = last is not None and not isinstance(last, BaseException) and not last.done()
-            if attached is None or attached.inner or under_way:  # inner processes listen
+            if attached is None or attached.inner or under_way:
                 continue
             arguments = (self._handle.nonce, worker, version)
             self._nudges[worker] = self._call(attached.rref.owner(), remote.notify, arguments, timeout)
@@ -203,7 +198,7 @@ class Messenger:
 
     def _follow_rref(self, worker: int) -> None:
         """A worker whose RRef is another one now is another object, in another process perhaps."""
-        attached = self._attached.get(worker) or self._lost.get(worker)
+        attached = self._known(worker)
         known = attached.rref if attached is not None else self.by_rpc.rref_of(worker)
         if known is not None:
             with contextlib.suppress(Exception):  # no RRefs at the moment
@@ -211,6 +206,18 @@ class Messenger:
                     self._lose(worker)
                     self._lost.pop(worker, None)
                     self.by_rpc.drop(worker)
+
+    def _known(self, worker: int) -> Attached | None:
+        """Where it is, or was when it was last heard of."""
+        return self._attached.get(worker) or self._lost.get(worker)
+
+    def _late_inside(self, worker: int, this: Round) -> BaseException | None:
+        """The error if there is no time left to wait for inner processes."""
+        if time.monotonic() < this.deadline:
+            return None
+        inner = self._attached[worker].inner if worker in self._attached else ()
+        answers = {pid: self._answer(worker, pid) or (0, 0) for pid in inner}
+        return late_inside([pid for pid, (_, answered) in answers.items() if answered < this.version], this.seconds)
 
     def _lose(self, worker: int) -> None:
         if worker in self._attached:
@@ -230,7 +237,7 @@ class Messenger:
             this.messages[worker] = message
 
     def _message(self, worker: int, version: int, timeout: float) -> Any:
-        if (error := self._obituary(worker)) is not None:
+        if (error := self._silence.died(self._known(worker))) is not None:
             return error
         attached = self._attached.get(worker)
         if attached is not None:
@@ -257,7 +264,8 @@ class Messenger:
         answer = message if isinstance(message, BaseException) else outcome(message)
         if isinstance(answer, BaseException):
             if not isinstance(answer, ShmSyncError):
-                answer = self._obituary(worker, isinstance(answer, TimeoutError)) or answer
+                died = self._silence.died(self._known(worker), at_once=isinstance(answer, TimeoutError))
+                answer = died or told(self._attached.get(worker), worker in self.by_rpc, answer)
             return self._failed(worker, answer)
         used, seen, *where = answer
         if isinstance(message, _Attaching):
@@ -265,8 +273,18 @@ class Messenger:
             self._lost.pop(worker, None)
         if isinstance(message, (Sending, NothingToSend)):
             self.by_rpc.confirmed(worker, used)
+        if (fault := self._silence.ended_inside(self._attached.get(worker))) is not None:
+            return self._failed(worker, fault)
         self._answered[worker] = seen
         return WorkerReport(in_use=used, seen=seen, via=self.via(worker))
+
+    def _confirmed(self, worker: int, used: int, seen: int) -> WorkerReport:
+        """By the bell. Inner processes may go on for a while without the process around them, unless they are told."""
+        if (fault := self._silence.died_around(self._attached[worker])) is not None:
+            return self._failed(worker, fault)
+        self._answered[worker] = seen
+        self._prompt.add(worker)
+        return WorkerReport(in_use=used, seen=seen, via="map")
 
     def _failed(self, worker: int, error: BaseException) -> WorkerReport:
         self._lose(worker)
@@ -284,31 +302,6 @@ class Messenger:
         """Whether a message was answered, but by the process around those that have to answer to the bell."""
         attached = self._attached.get(worker)
         return attached is not None and bool(attached.inner) and worker in this.by_bell
-
-    def _fault_inside(self, worker: int, this: Round) -> BaseException | None:
-        """Why inner processes have not answered, if there is no use in waiting for them any longer."""
-        inner = self._attached[worker].inner if worker in self._attached else ()
-        alive = {line.pid for line in self._lines() if line.worker_id == worker}
-        if gone := [str(pid) for pid in inner if pid not in alive]:
-            text = f"its inner processes, pids {', '.join(gone)}, have ended; make a new collector"
-            return ConnectionError(f"{text}, or push to the others")
-        if time.monotonic() < this.deadline:
-            return None
-        answers = {pid: self._answer(worker, pid) or (0, 0) for pid in inner}
-        silent = [str(pid) for pid, (_, answered) in answers.items() if answered < this.version]
-        return TimeoutError(f"no answer of its inner processes, pids {', '.join(silent)}, in time")
-
-    def _obituary(self, worker: int, at_once: bool = True) -> BaseException | None:
-        """What RPC says of a process that has died is that a pipe is broken, perhaps while it is still dying."""
-        attached = self._attached.get(worker) or self._lost.get(worker)
-        if attached is None or self._handle.path:  # with a path its pid may be another container's
-            return None
-        deadline = time.monotonic() + (0 if at_once else _DYING_SECONDS)
-        while runs(attached.pid):
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_LOOK_SECONDS)
-        return ConnectionError(f"its process, pid {attached.pid}, has died; start it anew, or push to the others")
 
     def _admitted(self, worker: int, message: Any, error: BaseException | None) -> bool:
         """Whether it has just turned out that a worker needs the weights by RPC."""

@@ -6,6 +6,7 @@ So a worker, and each inner process of a Multi*Collector, is bound before its fi
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from torch import nn
 
 from .. import remote
-from ..errors import ShmSyncError
+from ..errors import BindingError, LayoutMismatch, ShmSyncError
 from ..handle import Handle
 from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
 from .fallback import reachable
+from .releases import SCHEME, look
 from .stamps import make_room_in
 
 
@@ -106,8 +108,13 @@ class Receiver:
         """As the interface wants it."""
         return weights
 
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ShmSyncError: the weights of this collector come from the trainer."""
+    def send(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Without weights, as with ``update_at_each_batch``, nothing: the inner processes are up to date by themselves.
+
+        Raises ShmSyncError with some: the weights of this collector come from the trainer.
+        """
+        if weights is None:
+            return
         raise ShmSyncError(
             f"The inner processes of worker {self._worker_id} follow the trainer's channel; push weights in "
             "the trainer, not here"
@@ -128,9 +135,21 @@ class Receiver:
     def _attach(self, collector: Any) -> None:
         more: dict[str, Any] = {"names": self._names, "stamped": self._stamped}
         make = functools.partial(attachment, first_seconds=self._first_seconds, **more)
-        attached = remote.attach_object(collector, self._handle_text, self._worker_id, make)
+        try:
+            attached = remote.attach_object(collector, self._handle_text, self._worker_id, make)
+        except (LayoutMismatch, BindingError) as error:
+            raise _of_worker(self._worker_id, error) from error
         if self._listening:
             attached.listen()
+
+
+def _of_worker(worker_id: int, error: LayoutMismatch | BindingError) -> Exception:
+    """The same error, naming the process: nobody else says which one of many it is."""
+    who = f"Worker {worker_id}, pid {os.getpid()}"
+    if isinstance(error, LayoutMismatch):
+        lists = {name: getattr(error, name) for name in ("unexpected", "missing", "differing")}
+        return type(error)(f"{who}: {error.what}", **lists)
+    return type(error)(f"{who}: {error}")
 
 
 class Idle(Receiver):
@@ -163,6 +182,16 @@ def received(handle_text: str, worker_id: int, otherwise: str | None, more: dict
     from torchrl.weight_update import SharedMemWeightSyncScheme
 
     return SharedMemWeightSyncScheme()
+
+
+def _register_with_torchrl() -> None:
+    """Make it an instance of torchrl's base class, which collectors ask for before they send."""
+    theirs = look(SCHEME).its
+    if theirs is not None:
+        theirs.register(Receiver)
+
+
+_register_with_torchrl()
 
 
 def _materialize(module: nn.Module) -> None:

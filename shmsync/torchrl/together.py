@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,13 @@ from ..errors import ShmSyncError
 # Where torchrl's collectors send one model after the other.
 _SENDING = ("_weight_update_impl", "update_policy_weights_")
 Push = Callable[[dict[str, Any], Any, bool], None]
+
+
+class _Call(threading.local):
+    """What a thread's call of the collector has brought so far; None outside of one."""
+
+    sent: dict[str, Any] | None = None
+    worker_ids: Any = None
 
 
 class Together:
@@ -30,8 +38,7 @@ class Together:
         self.owner: Any = None  # the scheme that has the channel
         self.models: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
-        self._sent: dict[str, Any] | None = None
-        self._worker_ids: Any = None
+        self._call = _Call()
 
     def add_source(self, name: str, source: Any) -> dict[str, Any] | None:
         """The weights of one model to begin with; those of all of them, when the last has come."""
@@ -40,10 +47,11 @@ class Together:
 
     def send(self, name: str, weights: Any, worker_ids: Any, push: Push) -> None:
         """Push one model's weights: now, or with the others of this call of the collector."""
-        if self._sent is None:
+        call = self._call
+        if call.sent is None:
             push({name: weights}, worker_ids, True)
             return
-        self._sent[name], self._worker_ids = weights, worker_ids
+        call.sent[name], call.worker_ids = weights, worker_ids
 
     def watch(self, collector: Any, push: Push) -> None:
         """Let a collector's update of several models be one push."""
@@ -60,14 +68,15 @@ class Together:
 
     @contextmanager
     def _as_one(self, push: Push) -> Iterator[None]:
-        self._sent = {}
+        call = self._call
+        sent: dict[str, Any] = {}
+        call.sent = sent
         try:
             yield
-            sent = self._sent
         finally:
-            self._sent = None
+            call.sent = None
         if sent:
-            push(sent, self._worker_ids, len(sent) < len(self.names))
+            push(sent, call.worker_ids, len(sent) < len(self.names))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"names": self.names}

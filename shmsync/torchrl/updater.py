@@ -195,6 +195,8 @@ class RPCWeightUpdater(UpdaterBase):
         failed; with no worker addressed nothing happens.
         """
         given = policy_or_weights if weights is None else weights
+        if policy_or_weights is not None and given is not policy_or_weights:
+            raise ShmSyncError("Expected weights or policy_or_weights, got both; nothing was published")
         with self._mutex:
             self._check_open()
             workers = self._resolve(worker_ids)
@@ -207,10 +209,13 @@ class RPCWeightUpdater(UpdaterBase):
             errors = self._notify_workers(addressed, source, wait)
             in_touch = [worker for worker in addressed if worker not in errors]
             errors |= self._staleness.enforce(self._measure, self._nudge, in_touch, deadline)
-        for hook in self.post_hooks:
-            hook()
-        if errors:
-            _raise(self.version, errors)
+            version = self.version
+        try:
+            for hook in self.post_hooks:
+                hook()
+        finally:
+            if errors:
+                _raise(version, errors)  # a hook's error is its context then
 
     def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """`push_weights` under its older name."""
@@ -315,6 +320,7 @@ class RPCWeightUpdater(UpdaterBase):
                 self._rref,
                 self._publisher.answer,
                 self._publisher.subscribers,
+                self._publisher.stir,
                 bell=self.notify == "rpc",
                 fallback=self.fallback == "rpc",
                 stamped=self._stamp_steps,

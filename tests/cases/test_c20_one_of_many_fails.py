@@ -6,6 +6,7 @@ Each test says its mutant.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,29 @@ def test_post_hooks_run_also_after_a_push_that_a_worker_did_not_confirm(trainer:
     trainer.do(ask, 2, break_switch)
     assert trainer.do(push_with_hook) == ["hook"]
     trainer.do(ask, 2, mend_switch)
+
+
+def test_a_hook_hides_no_worker_that_did_not_confirm(trainer: Trainer) -> None:
+    """It may raise, and may push again: the error is of this push. Mutants: let the hook's error out; take the version
+    after the hooks."""
+    trainer.do(start)
+    trainer.do(ask, 2, break_switch)
+    assert trainer.do(push_with_bad_hook) == [True, {2}, "ZeroDivisionError"]
+    trainer.do(ask, 2, mend_switch)
+
+
+def push_with_bad_hook(world: SimpleNamespace) -> list[Any]:
+    def hook() -> None:
+        world.updater.post_hooks.clear()
+        push(world, 3.0, worker_ids=[0])
+        raise ZeroDivisionError
+
+    world.updater.register_post_hook(hook)
+    before = world.updater.version
+    with pytest.raises(PushError) as caught:
+        push(world, 2.0)
+    error = caught.value
+    return [error.version == before + 1, set(error.errors), type(error.__context__).__name__]
 
 
 def push_with_hook(world: SimpleNamespace) -> list[str]:

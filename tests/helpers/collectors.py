@@ -110,13 +110,13 @@ def build(
     env: Any = Corridor,
     workers: int = 2,
     frames: int = 20,
-    collector_kwargs: dict[str, Any] | None = None,
+    collector_kwargs: Any = None,
     **options: Any,
 ) -> None:
     """An RPCCollector with `frames` per batch. `factory`: makes the workers' policies, instead of the trainer's.
 
     `updater`: a class or an instance, by default shmsync's class; `kind`: the collector class of the workers;
-    `env`: makes an environment, or a list of one such per worker.
+    `env`: makes an environment, or a list of one such per worker; `collector_kwargs`: a dict, or one per worker.
     """
     # It waits a second per worker for names that are known already.
     rpc_module.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
@@ -130,7 +130,11 @@ def build(
         frames_per_batch=frames,
         launcher="mp",
         tcp_port=free_port(),
-        collector_kwargs={**releases.tracking(), **(collector_kwargs or {})},
+        collector_kwargs=(
+            collector_kwargs
+            if isinstance(collector_kwargs, (list, tuple))
+            else {**releases.tracking(), **(collector_kwargs or {})}
+        ),
         **{"total_frames": 10**6, "sync": True, **options},
     )
     world.updater = world.collector.weight_updater

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from torchrl.envs.utils import RandomPolicy
 
 import shmsync
-from shmsync import PushError, PushTimeout
+from shmsync import PushError, PushTimeout, listener
 from shmsync.torchrl.answers import runs
 from tests.helpers import collectors
 from tests.helpers.collectors import ask, collect, net_policy, pid_of, push
@@ -35,11 +36,11 @@ def build(
 
 
 def inner_pids(world: SimpleNamespace) -> list[int]:
-    return [line.pid for line in world.updater._publisher.subscribers()]
+    return [line.pid for line in world.updater._publisher.subscribers() if line.worker_id is not None]
 
 
 def used_by_inner(world: SimpleNamespace) -> list[int]:
-    return [line.used for line in world.updater._publisher.subscribers()]
+    return [line.used for line in world.updater._publisher.subscribers() if line.worker_id is not None]
 
 
 def pushed(world: SimpleNamespace, values: list[float]) -> list[tuple[Any, ...]]:
@@ -112,14 +113,15 @@ def lags(world: SimpleNamespace) -> dict[int, int]:
 def test_a_stopped_inner_process_is_named(start: Start, before: int) -> None:
     """And once it goes on, it has the version by itself. Mutants: take the answer of the process around it; that of
     those that have ever answered."""
-    trainer = start(build=build, **NESTED, timeout=1.0, factory=None if before else net_policy)
+    trainer = start(build=build, **NESTED, timeout=3.0, factory=None if before else net_policy)
     for _ in range(before):
         trainer.do(push, 2.0)
-    wait_for(lambda: len(trainer.do(inner_pids)) == 2, "inner processes")  # workers start by themselves
+    trainer.do(ask, 0, pid_of)  # workers start by themselves
+    assert len(trainer.do(inner_pids)) == 2
     stopped, other = trainer.do(inner_pids)
     stop(stopped)
     try:
-        with pytest.raises(PushTimeout, match=f"its inner processes, pids {stopped}, in time"):
+        with pytest.raises(PushTimeout, match=f"its inner processes, pids {stopped}, within 3 s"):
             trainer.do(push, 3.0)
     finally:
         os.kill(stopped, signal.SIGCONT)
@@ -150,6 +152,22 @@ def test_a_killed_worker_is_named_though_its_inner_processes_live(start: Start) 
     assert trainer.do(inner_pids) == inner
 
 
+def test_a_killed_worker_is_named_though_its_inner_processes_answer(start: Start) -> None:
+    """Forked, they go on when it has died, and take every version. Mutant: be content with their answers."""
+    trainer = start("fork", build=build, **NESTED)
+    trainer.do(push, 2.0)
+    inner, outer = trainer.do(inner_pids), trainer.do(ask, 0, pid_of)
+    os.kill(outer, signal.SIGKILL)
+    wait_for(lambda: not runs(outer), "the end of the worker")
+    for value in (3.0, 4.0):
+        with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died; start it anew") as caught:
+            trainer.do(push, value)
+        assert "publishes again" not in str(caught.value)
+    assert trainer.do(used_by_inner) == [4] * 2
+    for pid in inner:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_inner_processes_that_have_died_are_named(start: Start) -> None:
     """Without waiting for them. Mutant: wait for the end of the time."""
     trainer = start(build=build, **NESTED)
@@ -162,6 +180,74 @@ def test_inner_processes_that_have_died_are_named(start: Start) -> None:
         with pytest.raises(PushError, match=f"worker 0: .*inner processes, pids {first}, have ended"):
             trainer.do(push, 3.0)
         assert time.monotonic() - begin < TIMEOUT / 2
+    with pytest.raises(PushError, match=f"worker 0: .*inner processes, pids {first}, have ended"):
+        trainer.do(init)  # by a message, which the process around it answers
+
+
+def init(world: SimpleNamespace) -> None:
+    world.updater.init()
+
+
+def deaf_policy() -> Any:
+    """Of a process that looks at the bell when it is rung, and at no other time; its forwards take a while."""
+    listener._LOOK_SECONDS = 1e6
+    return net_policy(pause=0.2)
+
+
+def test_who_was_in_a_forward_is_told_again_when_it_rests(start: Start) -> None:
+    """With max_lag=0 a push waits for that. Mutant: nudge no inner processes."""
+    trainer = start(build=build, **NESTED, max_lag=0, frames=4, factory=deaf_policy)
+    for delay in (0.05, 0.15, 0.25, 0.35):
+        trainer.do(collect_and_push, delay)
+        assert trainer.do(lags) == {0: 0}
+
+
+def collect_and_push(world: SimpleNamespace, delay: float) -> None:
+    batch = threading.Thread(target=collect, args=(world,))
+    batch.start()
+    time.sleep(delay)
+    push(world, 2.0 + delay)
+    batch.join()
+
+
+@pytest.mark.parametrize("together", [list, tuple])
+@pytest.mark.parametrize("kind", ["MultiSyncCollector", "Collector"])
+def test_the_same_arguments_for_all_workers_make_no_worker_another(start: Start, kind: str, together: Any) -> None:
+    """One dict for both of them, in a list or a tuple. Mutants: write into the user's dicts; take lists alone."""
+    trainer = start(build=build_alike, kind=kind, together=together)
+    wait_for(lambda: trainer.do(workers_and_versions) == {0: {1}, 1: {1}}, "both workers")  # they start by themselves
+    for worker in (0, 1):
+        report = trainer.do(push, 2.0 + worker, worker_ids=[worker])
+        assert list(report.workers) == [worker]
+        assert (report.workers[worker].in_use, report.workers[worker].error) == (report.version, None)
+        assert trainer.do(workers_and_versions) == {0: {2}, 1: {1 + 2 * worker}}
+
+
+def build_alike(world: SimpleNamespace, kind: str, together: Any) -> None:
+    given = {"track_policy_version": True}
+    build(world, kind=kind, workers=2, collector_kwargs=together([given] * 2))
+
+
+def workers_and_versions(world: SimpleNamespace) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for line in world.updater._publisher.subscribers():
+        if line.worker_id is not None:
+            found.setdefault(line.worker_id, set()).add(line.used)
+    return found
+
+
+def test_update_at_each_batch_does_no_harm(start: Start) -> None:
+    """A worker's collector then updates its inner processes before each batch, with nothing. Mutants: be no scheme of
+    torchrl's; refuse to send nothing."""
+    trainer = start(build=build, **NESTED, collector_kwargs={"update_at_each_batch": True})
+    trainer.do(push, 2.0)
+    assert trainer.do(collect, 2).actions == [2.0]
+    with pytest.raises(Exception, match="inner processes of worker 0 follow the trainer's channel"):
+        trainer.do(ask, 0, update_inside)
+
+
+def update_inside(collector: Any) -> None:
+    collector.update_policy_weights_(collector.policy)
 
 
 def test_another_updater_cannot_take_inner_processes_over(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -59,6 +60,32 @@ class Valued(Corridor):
             }
         _, low, high = self.value_net(torch.zeros(1, 3))
         return {**super()._observe(), "value_low": low[0], "value_high": high[0], "statistics": self.normaliser()}
+
+
+def test_two_threads_that_push_send_each_its_own_models() -> None:
+    """Each call of the collector is one push of what its own thread has brought. Mutant: one memory for all threads."""
+    together, pushed = Together(["policy", "critic"]), []
+    turns = threading.Barrier(2, timeout=20)
+
+    class Collector:
+        def update_policy_weights_(self, value: int) -> None:
+            turns.wait()
+            together.send("policy", value, [value], pushes)
+            turns.wait()
+            together.send("critic", value, [value], pushes)
+            turns.wait()
+
+    def pushes(sent: dict[str, Any], worker_ids: Any, partial: bool) -> None:
+        pushed.append((sent, worker_ids, partial))
+
+    collector = Collector()
+    together.watch(collector, pushes)
+    threads = [threading.Thread(target=collector.update_policy_weights_, args=(value,)) for value in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(pushed, key=str) == [({"policy": v, "critic": v}, [v], False) for v in (1, 2)]
 
 
 def build(world: SimpleNamespace, *, kind: str, over: str, **options: Any) -> None:

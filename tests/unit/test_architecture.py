@@ -34,7 +34,7 @@ LEVELS: list[set[str]] = [
     {"remote", "survey", "doctor"},
     {"torchrl.base", "torchrl.report", "torchrl.releases", "torchrl.rollout", "torchrl.stamps", "torchrl.answers"}
     | {"torchrl.install", "torchrl.together", "torchrl.fallback"},
-    {"torchrl.collector", "torchrl.receiver", "torchrl.staleness"},
+    {"torchrl.collector", "torchrl.receiver", "torchrl.staleness", "torchrl.silence"},
     {"torchrl.messenger", "torchrl.injection"},
     {"torchrl.updater", "torchrl.scheme", "torchrl.schemes"},
     {"torchrl", "running"},
