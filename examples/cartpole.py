@@ -2,7 +2,7 @@
 
     python examples/cartpole.py                                     # about half a minute on two cores
     python examples/cartpole.py --updater torchrl                   # the same run through torchrl's own updater
-    python examples/cartpole.py --hidden 1024 --max-seconds 300     # a policy of 4 MB: now the pushes differ
+    python examples/cartpole.py --hidden 1024                       # a policy of 4 MB: now the pushes differ
 
 The switch from torchrl's updater to shmsync's is the import in `make_updater()`. The run ends with a table and a
 learning curve, and with exit code 1 if the target was not reached in time. Runs are seeded but not bit-reproducible:
@@ -182,7 +182,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--async", dest="is_async", action="store_true", help="learn while the workers collect")
     parser.add_argument("--hidden", type=int, default=64, help="width of the policy (default: %(default)s)")
     parser.add_argument("--target", type=float, default=450.0, help="mean return to reach (default: %(default)s)")
-    parser.add_argument("--max-seconds", type=float, default=120.0, help="give up after this (default: %(default)s)")
+    parser.add_argument("--max-seconds", type=float, default=300.0, help="give up after this (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where the PNG goes (default: %(default)s)")
     return parser.parse_args()

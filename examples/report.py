@@ -126,7 +126,7 @@ def conclude(run: Run, curve: Path) -> None:
     if run.reached and run.args.hidden < _BIG:
         console.print(
             "With a policy as small as this, pushes are a small share of the run with either updater. What differs is "
-            "the time of a push; --hidden 1024 --max-seconds 300 makes that visible.",
+            "the time of a push; --hidden 1024 makes that visible.",
             soft_wrap=True,
         )
     if not run.reached:

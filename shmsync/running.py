@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import runpy
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +55,10 @@ def _run(program: str, rest: list[str], as_module: bool) -> None:
     try:
         if as_module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
+        elif program.endswith(".py"):
+            _look_beside(program)
+            _run_file(program)
+        else:  # compiled, a folder or an archive
             _look_beside(program)
             runpy.run_path(program, run_name="__main__")
     except SystemExit:
@@ -60,6 +66,17 @@ def _run(program: str, rest: list[str], as_module: bool) -> None:
     except BaseException:
         _hide_runners()
         raise
+
+
+def _run_file(script: str) -> None:
+    """As runpy.run_path, but as Python itself has it: with an absolute ``__file__``, since a program may change its
+    folder, and sys.argv[0] as it was given."""
+    path = os.path.join(os.getcwd(), script)  # which Python does not normalise either
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=builtins, __cached__=None)
+    exec(code, vars(main))
 
 
 def _look_beside(script: str) -> None:

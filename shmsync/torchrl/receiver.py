@@ -83,6 +83,9 @@ class Receiver:
     def init_on_sender(self, **kwargs: Any) -> None:
         """In the parent of inner processes: they find the channel themselves, so only stamps need something."""
         self.initialized_on_sender = True
+        scheme = look(SCHEME).its
+        if scheme is not None:
+            scheme.register(Receiver)  # collectors ask for that before they send
         if self._stamped:
             make_room_in(getattr(kwargs.get("context"), "replay_buffer", None))
 
@@ -182,16 +185,6 @@ def received(handle_text: str, worker_id: int, otherwise: str | None, more: dict
     from torchrl.weight_update import SharedMemWeightSyncScheme
 
     return SharedMemWeightSyncScheme()
-
-
-def _register_with_torchrl() -> None:
-    """Make it an instance of torchrl's base class, which collectors ask for before they send."""
-    theirs = look(SCHEME).its
-    if theirs is not None:
-        theirs.register(Receiver)
-
-
-_register_with_torchrl()
 
 
 def _materialize(module: nn.Module) -> None:

@@ -209,6 +209,7 @@ class RPCWeightUpdater(UpdaterBase):
             errors = self._notify_workers(addressed, source, wait)
             in_touch = [worker for worker in addressed if worker not in errors]
             errors |= self._staleness.enforce(self._measure, self._nudge, in_touch, deadline)
+            self._note_use(in_touch)
             version = self.version
         try:
             for hook in self.post_hooks:
@@ -393,6 +394,17 @@ class RPCWeightUpdater(UpdaterBase):
             messenger.look(self._round)
         return measure(publisher, messenger.by_rpc.in_use)
 
+    def _note_use(self, workers: Iterable[int]) -> None:
+        """After a wait for the bound on the lag, what the report says is in use is what the workers have come to."""
+        report = self._report
+        if self._staleness.max_lag is None or report is None:
+            return
+        used = {worker: behind.used for worker, behind in self._measure().items()}
+        for worker in workers:
+            said = report.workers.get(worker)
+            if said is not None and said.in_use is not None and used.get(worker, 0) > said.in_use:
+                said.in_use = used[worker]
+
     def _nudge(self, workers: Iterable[int]) -> None:
         assert self._messenger is not None
         self._messenger.nudge(workers, self.version, self.timeout)
@@ -404,6 +416,10 @@ class RPCWeightUpdater(UpdaterBase):
             raise ShmSyncError(
                 f"Worker {worker} has no RRef yet: push after the collector was built, or give collector_rrefs="
             )
+        if worker >= len(rrefs):
+            raise ShmSyncError(
+                f"Worker {worker} has no RRef: num_workers={self.num_workers}, but {len(rrefs)} collector_rrefs"
+            )
         return rrefs[worker]
 
     def _check_open(self) -> None:
@@ -413,7 +429,7 @@ class RPCWeightUpdater(UpdaterBase):
 
 def check_timeout(timeout: float) -> None:
     """Raise ShmSyncError for what is no number of seconds to wait."""
-    if not timeout > 0:
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
         raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
 
 

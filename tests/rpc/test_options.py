@@ -204,3 +204,34 @@ def replace(owned: Any, how: str) -> None:
         owned.policy.double()
     else:
         owned.policy = deepcopy(owned.policy)
+
+
+def test_more_workers_than_there_are_is_said(trainer: Trainer) -> None:
+    """By name, in place of an index that is out of range. Mutant: look it up at once."""
+    assert "Worker 3 has no RRef: num_workers=4, but 3 collector_rrefs" in trainer.do(push_to_one_more)
+
+
+def push_to_one_more(world: SimpleNamespace) -> str:
+    own(world, sizes=(8,))
+    workers, world.workers = world.workers, 4
+    try:
+        with updater(world), pytest.raises(PushError) as caught:
+            push(world, 1.0)
+    finally:
+        world.workers = workers
+    return str(caught.value)
+
+
+def test_two_sets_of_weights_are_one_too_many(trainer: Trainer) -> None:
+    """Nothing is published. Mutant: take the first."""
+    assert trainer.do(push_two) == [0, 1]
+
+
+def push_two(world: SimpleNamespace) -> list[int]:
+    own(world, sizes=(8,))
+    with updater(world) as one:
+        with pytest.raises(ShmSyncError, match="got both"):
+            one.push_weights(world.policy, policy_or_weights=deepcopy(world.policy))
+        before = one.version
+        one.push_weights(world.policy, policy_or_weights=world.policy)
+        return [before, one.version]

@@ -86,6 +86,16 @@ def script(folder: Path, text: str, name: str = "program.py") -> Path:
     return path
 
 
+def test_a_program_knows_where_it_is_when_it_goes_elsewhere(tmp_path: Path) -> None:
+    """As Python's: the name as it was given, the file absolute. Mutant: run the path as it was given."""
+    text = "import os, sys; os.chdir('/'); print(sys.argv[0], __file__, sys.modules['__main__'].__file__)"
+    path = script(tmp_path, text)
+    name = os.path.relpath(path)
+    said = run("-m", "shmsync", "run", name).stdout
+    assert said == run(name).stdout
+    assert (said.split()[0], Path(said.split()[1]).resolve()) == (name, path)
+
+
 def test_a_program_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> None:
     """Its arguments, options of ours among them, its name, its folder first on the path, and its exit code. Mutant:
     let argparse have the arguments."""

@@ -195,19 +195,21 @@ def deaf_policy() -> Any:
 
 
 def test_who_was_in_a_forward_is_told_again_when_it_rests(start: Start) -> None:
-    """With max_lag=0 a push waits for that. Mutant: nudge no inner processes."""
+    """With max_lag=0 a push waits for that. Mutants: nudge no inner processes; report the answers alone."""
     trainer = start(build=build, **NESTED, max_lag=0, frames=4, factory=deaf_policy)
     for delay in (0.05, 0.15, 0.25, 0.35):
-        trainer.do(collect_and_push, delay)
+        assert trainer.do(collect_and_push, delay)
         assert trainer.do(lags) == {0: 0}
 
 
-def collect_and_push(world: SimpleNamespace, delay: float) -> None:
+def collect_and_push(world: SimpleNamespace, delay: float) -> bool:
+    """Whether the report tells what the push has waited for."""
     batch = threading.Thread(target=collect, args=(world,))
     batch.start()
     time.sleep(delay)
-    push(world, 2.0 + delay)
+    report = push(world, 2.0 + delay)
     batch.join()
+    return bool(report.workers[0].in_use == report.version)
 
 
 @pytest.mark.parametrize("together", [list, tuple])

@@ -174,7 +174,9 @@ def push_into_a_batch(world: SimpleNamespace) -> Any:
     return collect(world)
 
 
-@pytest.mark.parametrize("options", [{"notify": "carrier pigeon"}, {"timeout": 0}, {"timeout": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"notify": "carrier pigeon"}, *({"timeout": wrong} for wrong in (0, -1.0, None, "1"))], ids=str
+)
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     """Mutant: take them as they come."""
     ((name, value),) = options.items()

@@ -202,7 +202,7 @@ def timeout_of(world: SimpleNamespace) -> float:
     return world.scheme._updater.timeout
 
 
-FOR_ALL = [{"first_version": 0}, {"storage": "cloud"}, {"dtype": 3}, {"timeout": 0}]
+FOR_ALL = [{"first_version": 0}, {"storage": "cloud"}, {"dtype": 3}, {"timeout": 0}, {"timeout": None}]
 FOR_RPC = [{"notify": "pigeon"}, {"on_lag": "weep"}, {"max_lag": -1}, {"fallback": "tcp"}]
 
 
