@@ -60,7 +60,7 @@ def try_before_fork(subscriber: Subscriber) -> bool:
 
 def in_parent(subscriber: Subscriber) -> None:
     """The child has the description, so it is closed here."""
-    fork = subscriber._fork
+    fork, subscriber._fork = subscriber._fork, Fork()
     if fork.locks is not None:
         fork.locks.close()
     subscriber._leave()
@@ -71,7 +71,7 @@ def in_parent(subscriber: Subscriber) -> None:
 
 def in_child(subscriber: Subscriber) -> None:
     """Go on as a subscriber of its own, with the same leases and a line of its own."""
-    fork = subscriber._fork
+    fork, subscriber._fork = subscriber._fork, Fork()
     subscriber._mutex, subscriber._life, subscriber._pid = threading.RLock(), threading.RLock(), os.getpid()
     for binding in fork.bindings:
         binding.after_fork_in_child()

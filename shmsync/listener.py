@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .bell import Bell
-from .errors import ShmSyncError
+from .errors import ChannelClosed, ShmSyncError
 from .subscriber import Subscriber
 
 _log = logging.getLogger("shmsync")
@@ -37,7 +38,7 @@ class Listener:
         self._react: weakref.WeakMethod[Any] = weakref.WeakMethod(react)
         # Weak, since it keeps the roster's mapping, and with it the line.
         self._bell: Callable[[], Bell | None] = weakref.ref(subscriber.bell) if subscriber.bell else lambda: None
-        self._ending = False
+        self._ending, self._failed = False, ""
         self._thread = threading.Thread(target=self._serve, name=f"shmsync-listener-{subscriber.name}", daemon=True)
         _running.add(self)
         self._thread.start()
@@ -75,13 +76,21 @@ class Listener:
         count = bell.count  # before the rows are looked at
         try:
             subscriber.answer(react()[1])
+        except ChannelClosed:
+            return None
         except Exception as error:
-            # The answer to the message that comes now, or the next forward, tells who can do something about it.
-            _log.debug("%s: reacting to the bell failed: %s", self._thread.name, error)
+            self._warn(str(error))  # and not the error, whose traceback a log may keep, and with it the roster's line
         try:
             return (bell, count) if subscriber.publisher_alive() else None
         except ShmSyncError:  # closed meanwhile
             return None
+
+    def _warn(self, text: str) -> None:
+        """A worker gets a message now, whose answer tells the trainer; a process inside one has only this, and what
+        its next forward raises."""
+        level = logging.DEBUG if text == self._failed else logging.WARNING
+        self._failed = text
+        _log.log(level, "%s (pid %d): reacting to the bell failed: %s", self._thread.name, os.getpid(), text)
 
 
 _running: weakref.WeakSet[Listener] = weakref.WeakSet()

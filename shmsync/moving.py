@@ -48,7 +48,11 @@ def _opened(subscriber: Subscriber, handle: Handle) -> Subscriber:
     """A subscriber of the other channel, which the bound modules fit."""
     with forks.making():
         other = type(subscriber)(
-            handle, worker_id=subscriber.worker_id, name=subscriber.name, listed=subscriber._line is not None
+            handle,
+            worker_id=subscriber.worker_id,
+            name=subscriber.name,
+            listed=subscriber._line is not None,
+            counted=subscriber._counted,
         )
         forks.forget(other)  # a fork waits for the end of the move, and then there is only one
     try:

@@ -5,6 +5,8 @@ Mutants: wake one only; a private futex; wait without comparing; ring before the
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ import torch
 
 from shmsync import ChannelClosed, Subscriber
 from shmsync import bell as bells
+from shmsync.listener import Listener
 from tests.helpers.trainers import wait_for
 
 LONG_SECONDS = 60.0
@@ -184,3 +187,27 @@ def test_the_count_wraps_around(channel, subscriber) -> None:
     bell._word.value = 2**32 - 1
     channel.publish()
     assert bell.count == 0
+
+
+class Failing:
+    """A reaction that fails, each time with the next of these words."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words, self.calls = words, 0
+
+    def react(self) -> tuple[int, int]:
+        self.calls += 1
+        raise ValueError(self.words[min(self.calls, len(self.words)) - 1])
+
+
+def test_a_reaction_that_fails_is_said_once(channel, subscriber, caplog) -> None:
+    """By each text; nobody else may hear of it. Mutants: say nothing; say it at each ring."""
+    follower, failing = subscriber(channel), Failing(["one", "one", "two"])
+    listener = Listener(follower, failing.react)
+    for calls in (1, 2, 3, 4):
+        wait_for(lambda calls=calls: failing.calls >= calls, "the reaction")
+        channel.publish()
+    listener.end()
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.rpartition(": ")[2] for text in said] == ["one", "two"]
+    assert all(f"pid {os.getpid()}" in text for text in said)
