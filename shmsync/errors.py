@@ -172,8 +172,10 @@ class LagTimeout(LagExceeded, TimeoutError):
     """As :class:`LagExceeded`, where it has been waited for to catch up."""
 
 
-# What another push to the same worker would meet again.
-_LASTING = (ConnectionError, LayoutError, ChannelError, BindingError, LimitError)
+def _lasts(error: BaseException) -> bool:
+    """Whether another push to the same worker would meet it again."""
+    lasting = isinstance(error, (ConnectionError, LayoutError, ChannelError, BindingError, LimitError))
+    return lasting or type(error) is ShmSyncError
 
 
 class PushError(ShmSyncError, RuntimeError):
@@ -188,7 +190,7 @@ class PushError(ShmSyncError, RuntimeError):
         parts = [f"worker {w}: {type(e).__name__}: {e}" for w, e in sorted(self.errors.items())]
         unconfirmed = [w for w, e in sorted(self.errors.items()) if not isinstance(e, LagExceeded)]
         what = "did not confirm it" if unconfirmed else "are too far behind"
-        again = [w for w in unconfirmed if not isinstance(self.errors[w], _LASTING)]
+        again = [w for w in unconfirmed if not _lasts(self.errors[w])]
         retry = f"; push_weights(worker_ids={again}) publishes again, to these alone" if again else ""
         super().__init__(
             f"Version {version} is published, but {len(parts)} worker(s) {what}:\n  "

@@ -115,8 +115,14 @@ def _interrupt(thread: int) -> None:
 def _in_child() -> None:
     global _making, _holding, _interrupted
     _making, _holding, _interrupted = threading.RLock(), False, None
+    failed: BaseException | None = None
     while _forking:
-        _forking.pop().after_fork_in_child()
+        try:
+            _forking.pop().after_fork_in_child()
+        except BaseException as error:  # the others are still locked
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from . import forks, segment
+from .errors import SubscribersExhausted
 from .leases import Locks
 from .pages import PrivatePages
 
@@ -91,4 +92,8 @@ def in_child(subscriber: Subscriber) -> None:
         subscriber._released.extend(subscriber._passing.give_up())
         subscriber._pass_due = False
     if subscriber._open:
-        subscriber._join(subscriber._listed)
+        try:
+            subscriber._join(subscriber._listed)
+        except SubscribersExhausted:  # a line more or less: it has its leases
+            subscriber._listed = False
+            subscriber._join(listed=False)

@@ -271,9 +271,13 @@ def _subscribe(handle: Handle, worker_id: int, counted: bool) -> Subscriber:
     name = f"worker-{worker_id}" if counted else f"around worker-{worker_id}"
     try:
         return Subscriber(handle, worker_id=worker_id, name=name, counted=counted)
-    except (ChannelUnreachable, SubscribersExhausted) as error:
+    except SubscribersExhausted as error:
+        if not counted:  # its line would only show that it lives
+            return Subscriber(handle, worker_id=worker_id, name=name, listed=False)
+        raise SubscribersExhausted(f"Worker {worker_id}, pid {os.getpid()}: {error}") from None
+    except ChannelUnreachable as error:
         text = f"Worker {worker_id} on host {socket.gethostname()}, pid {os.getpid()}: {error}"
-        raise type(error)(text) from None
+        raise ChannelUnreachable(text) from None
 
 
 def policy_of(target: Any) -> nn.Module:

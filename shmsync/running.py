@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import builtins
+import importlib.machinery
 import io
 import os
+import pkgutil
 import runpy
 import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from .errors import ShmSyncError
 from .torchrl.install import install
@@ -52,15 +55,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(program: str, rest: list[str], as_module: bool) -> None:
     sys.argv[:] = [program, *rest]
+    main = _fresh_main()
     try:
         if as_module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        elif program.endswith(".py"):
-            _look_beside(program)
-            _run_file(program)
-        else:  # compiled, a folder or an archive
-            _look_beside(program)
-            runpy.run_path(program, run_name="__main__")
+            runpy._run_module_as_main(program)  # type: ignore[attr-defined] # what `python -m` itself calls
+        elif pkgutil.get_importer(program) is not None:  # a folder or an archive
+            _look_in(os.path.abspath(program))
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            if not getattr(sys.flags, "safe_path", False):
+                _look_in(str(Path(program).resolve().parent))
+            _run_file(program, main)
     except SystemExit:
         raise
     except BaseException:
@@ -68,22 +73,34 @@ def _run(program: str, rest: list[str], as_module: bool) -> None:
         raise
 
 
-def _run_file(script: str) -> None:
+def _fresh_main() -> types.ModuleType:
+    """The module that the program becomes, and stays: it is needed for pickling until the very end."""
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={})
+    # multiprocessing has the other name for it, by which children send back what they make of its classes.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    return main
+
+
+def _run_file(script: str, main: types.ModuleType) -> None:
     """As runpy.run_path, but as Python itself has it: with an absolute ``__file__``, since a program may change its
     folder, and sys.argv[0] as it was given."""
     path = os.path.join(os.getcwd(), script)  # which Python does not normalise either
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(main).update(__file__=path, __builtins__=builtins, __cached__=None)
+        code = pkgutil.read_code(file)  # of a compiled script
+        if code is None:
+            file.seek(0)
+            code = compile(file.read(), path, "exec")
+            loader: Any = importlib.machinery.SourceFileLoader("__main__", path)
+        else:
+            loader = importlib.machinery.SourcelessFileLoader("__main__", path)
+    vars(main).update(__file__=path, __cached__=None, __loader__=loader)
     exec(code, vars(main))
 
 
-def _look_beside(script: str) -> None:
-    """A script's imports start in its own folder, where `python -m` has put the current one."""
-    if getattr(sys.flags, "safe_path", False) or not os.path.isfile(script):
-        return
-    current, sys.path[0] = sys.path[0], str(Path(script).resolve().parent)
+def _look_in(folder: str) -> None:
+    """A program's imports start in its own folder, where `python -m` has put the current one."""
+    current, sys.path[0] = sys.path[0], folder
     if Path(current).resolve() == Path(__file__).resolve().parents[1]:
         sys.path.append(current)  # workers look for shmsync there
 

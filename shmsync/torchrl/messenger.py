@@ -28,6 +28,7 @@ from .silence import Attached, Lines, Silence, late_inside, told
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 50e-6, 1e-3
+_LONGEST_SECONDS = 2e6
 
 Answer = Callable[[int, int], "tuple[int, int] | None"]
 
@@ -255,8 +256,8 @@ class Messenger:
 
     def _call(self, owner: Any, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
         try:
-            # RPC takes 0 for "for ever".
-            return rpc.rpc_async(owner, function, args=arguments, timeout=max(timeout, 1e-3))
+            # RPC takes 0 for "for ever", and counts milliseconds in 32 bits.
+            return rpc.rpc_async(owner, function, args=arguments, timeout=min(max(timeout, 1e-3), _LONGEST_SECONDS))
         except Exception as error:  # a dead peer may be refused at once
             return error
 
@@ -265,11 +266,12 @@ class Messenger:
         if isinstance(answer, BaseException):
             if not isinstance(answer, ShmSyncError):
                 died = self._silence.died(self._known(worker), at_once=isinstance(answer, TimeoutError))
-                answer = died or told(self._attached.get(worker), worker in self.by_rpc, answer)
+                answer = died or told(self._known(worker), worker in self.by_rpc, answer)
             return self._failed(worker, answer)
         used, seen, *where = answer
         if isinstance(message, _Attaching):
-            self._attached[worker] = Attached(message.rref, *where)
+            pid, inner = where
+            self._attached[worker] = Attached(message.rref, pid, inner, not inner or self._silence.has_line(pid))
             self._lost.pop(worker, None)
         if isinstance(message, (Sending, NothingToSend)):
             self.by_rpc.confirmed(worker, used)

@@ -19,11 +19,12 @@ Lines = Callable[[], "Sequence[RosterLine]"]
 
 class Attached(NamedTuple):
     """Through which RRef a worker was attached, the process that it lives in, and those inside it that follow the
-    channel in its place."""
+    channel in its place. ``lined``: it has a line of the roster itself; around inner ones there may be no room."""
 
     rref: Any
     pid: int
     inner: tuple[int, ...]
+    lined: bool = True
 
 
 class Silence:
@@ -56,7 +57,7 @@ class Silence:
         if not attached.inner:
             return None
         # While it is being taken down it may have its line still.
-        if (died := self.died(attached)) is not None or attached.pid in self._living():
+        if (died := self.died(attached)) is not None or not attached.lined or self.has_line(attached.pid):
             return died
         return ConnectionError(
             f"its process, pid {attached.pid}, has ended or let go of the channel; make a new collector"
@@ -72,6 +73,10 @@ class Silence:
             return None
         text = f"its inner processes, pids {', '.join(gone)}, have ended; make a new collector"
         return ConnectionError(f"{text}, or push to the others")
+
+    def has_line(self, pid: int) -> bool:
+        """Whether a process has a line of the roster."""
+        return pid in self._living()
 
     def _living(self) -> set[int]:
         """The pids of all that follow the channel, or are around who does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import threading
 import time
 from collections.abc import Iterable
@@ -102,6 +103,7 @@ class RPCWeightUpdater(UpdaterBase):
         self._messenger: Messenger | None = None
         self._mutex = threading.RLock()
         self._closed = False
+        self._came_to: dict[int, int] = {}  # by worker, the version in use after a wait for the bound on the lag
         self._spent = 0.0  # of the first push's timeout, before it
         self._report: PushReport | None = None
         self._round: Round | None = None
@@ -139,6 +141,7 @@ class RPCWeightUpdater(UpdaterBase):
                 if not self._closed:
                     self._messenger.look(self._round)
                 self._report.workers.update(self._round.reports)
+                self._tell_use(self._report)
             return self._report
 
     def register_collector(self, collector: Any) -> None:
@@ -214,9 +217,12 @@ class RPCWeightUpdater(UpdaterBase):
         try:
             for hook in self.post_hooks:
                 hook()
-        finally:
+        except Exception:
             if errors:
-                _raise(version, errors)  # a hook's error is its context then
+                _raise(version, errors)  # with the hook's as its context
+            raise
+        if errors:
+            _raise(version, errors)
 
     def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """`push_weights` under its older name."""
@@ -350,7 +356,7 @@ class RPCWeightUpdater(UpdaterBase):
         publisher = self._open()
         done = publisher.publish(source, worker_ids=workers, partial=partial)
         self._report = PushReport(done.version, done.nbytes, done.leaves, {"copy": done.seconds})
-        self._round = None
+        self._round, self._came_to = None, {}
         return done
 
     def _notify_workers(self, workers: list[int], source: Any, wait: bool) -> dict[int, BaseException]:
@@ -396,14 +402,17 @@ class RPCWeightUpdater(UpdaterBase):
 
     def _note_use(self, workers: Iterable[int]) -> None:
         """After a wait for the bound on the lag, what the report says is in use is what the workers have come to."""
-        report = self._report
-        if self._staleness.max_lag is None or report is None:
+        if self._staleness.max_lag is None or self._report is None:
             return
         used = {worker: behind.used for worker, behind in self._measure().items()}
-        for worker in workers:
+        self._came_to = {worker: used[worker] for worker in workers if worker in used}
+        self._tell_use(self._report)
+
+    def _tell_use(self, report: PushReport) -> None:
+        for worker, used in self._came_to.items():
             said = report.workers.get(worker)
-            if said is not None and said.in_use is not None and used.get(worker, 0) > said.in_use:
-                said.in_use = used[worker]
+            if said is not None and said.error is None and used > (said.in_use or 0):
+                said.in_use, said.seen = used, max(used, said.seen or 0)
 
     def _nudge(self, workers: Iterable[int]) -> None:
         assert self._messenger is not None
@@ -427,9 +436,9 @@ class RPCWeightUpdater(UpdaterBase):
             raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
 
 
-def check_timeout(timeout: float) -> None:
+def check_timeout(timeout: Any) -> None:
     """Raise ShmSyncError for what is no number of seconds to wait."""
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+    if timeout is True or not isinstance(timeout, numbers.Real) or not float(timeout) > 0:
         raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
 
 

@@ -50,6 +50,27 @@ def test_a_hook_hides_no_worker_that_did_not_confirm(trainer: Trainer) -> None:
     trainer.do(ask, 2, mend_switch)
 
 
+def test_an_interrupt_in_a_hook_is_no_error_of_a_worker(trainer: Trainer) -> None:
+    """Ctrl-C ends the program, whatever workers did. Mutant: let the workers' error out in its place."""
+    trainer.do(start)
+    trainer.do(ask, 2, break_switch)
+    assert trainer.do(push_with_interrupt) == "KeyboardInterrupt"
+    trainer.do(ask, 2, mend_switch)
+
+
+def push_with_interrupt(world: SimpleNamespace) -> str:
+    def hook() -> None:
+        world.updater.post_hooks.clear()
+        raise KeyboardInterrupt
+
+    world.updater.register_post_hook(hook)
+    try:
+        push(world, 2.0)
+    except BaseException as error:
+        return type(error).__name__
+    return "nothing"
+
+
 def push_with_bad_hook(world: SimpleNamespace) -> list[Any]:
     def hook() -> None:
         world.updater.post_hooks.clear()

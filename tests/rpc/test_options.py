@@ -9,6 +9,7 @@ from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -208,7 +209,9 @@ def replace(owned: Any, how: str) -> None:
 
 def test_more_workers_than_there_are_is_said(trainer: Trainer) -> None:
     """By name, in place of an index that is out of range. Mutant: look it up at once."""
-    assert "Worker 3 has no RRef: num_workers=4, but 3 collector_rrefs" in trainer.do(push_to_one_more)
+    said = trainer.do(push_to_one_more)
+    assert "Worker 3 has no RRef: num_workers=4, but 3 collector_rrefs" in said
+    assert "publishes again" not in said
 
 
 def push_to_one_more(world: SimpleNamespace) -> str:
@@ -235,3 +238,17 @@ def push_two(world: SimpleNamespace) -> list[int]:
         before = one.version
         one.push_weights(world.policy, policy_or_weights=world.policy)
         return [before, one.version]
+
+
+def test_a_timeout_of_for_ever_is_one(trainer: Trainer) -> None:
+    """RPC counts milliseconds in 32 bits. Mutant: hand it on as it is."""
+    assert trainer.do(push_patiently, [float("inf"), 3e6, np.float32(5)]) == [None] * 3
+
+
+def push_patiently(world: SimpleNamespace, timeouts: list[Any]) -> list[Any]:
+    own(world, sizes=(8,))
+    errors = []
+    for timeout in timeouts:
+        with updater(world, timeout=timeout):
+            errors.append(push(world, 1.0).workers[0].error)
+    return errors

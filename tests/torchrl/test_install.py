@@ -118,6 +118,41 @@ def test_a_module_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> No
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"package.program {path} ['-h']\n")
 
 
+SAVES_ITSELF = """
+import atexit, multiprocessing, pickle
+class Sample:
+    pass
+def save():
+    print(len(pickle.dumps(Sample())) > 0, __name__)
+atexit.register(save)
+"""
+SENDS_ITSELF = f"""{SAVES_ITSELF}
+def work(pipe):
+    pipe.send(Sample())
+if __name__ == "__main__":
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=work, args=(there,))
+    child.start()
+    print(type(here.recv()) is Sample)
+    child.join()
+else:
+    atexit.unregister(save)
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "without an ending", "module", "folder"])
+def test_a_program_stays_what_it_is_to_the_very_end(tmp_path: Path, how: str) -> None:
+    """For its children, and for what it saves at its exit. Mutants: forget multiprocessing's name for it; take it away
+    when its last line has run."""
+    name = {"without an ending": "program", "folder": "folder/__main__.py"}.get(how, "program.py")
+    # Children of a folder's program don't find it, under Python itself either.
+    path = script(tmp_path, SAVES_ITSELF if how == "folder" else SENDS_ITSELF, name)
+    arguments = {"module": ["-m", "program"], "folder": [str(path.parent)]}.get(how, [str(path)])
+    done = run("-m", "shmsync", "run", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if how == "folder" else "True\n") + "True __main__\n"
+
+
 def test_an_error_looks_as_if_python_had_started_the_program(tmp_path: Path) -> None:
     """Also one of shmsync's own, which the command line would tell in one line. Mutant: leave the frames above in."""
     path = script(tmp_path, "import shmsync\ndef f():\n    raise shmsync.ShmSyncError('text')\nf()\n")

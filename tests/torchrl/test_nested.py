@@ -29,9 +29,15 @@ TIMEOUT = 10.0
 
 
 def build(
-    world: SimpleNamespace, *, timeout: float = TIMEOUT, notify: str = "rpc", max_lag: int | None = None, **options: Any
+    world: SimpleNamespace,
+    *,
+    timeout: float = TIMEOUT,
+    notify: str = "rpc",
+    max_lag: int | None = None,
+    max_workers: int = 256,
+    **options: Any,
 ) -> None:
-    updater = shmsync.RPCWeightUpdater(timeout=timeout, notify=notify, max_lag=max_lag)
+    updater = shmsync.RPCWeightUpdater(timeout=timeout, notify=notify, max_lag=max_lag, max_workers=max_workers)
     collectors.build(world, updater=updater, **options)
 
 
@@ -198,16 +204,17 @@ def test_who_was_in_a_forward_is_told_again_when_it_rests(start: Start) -> None:
     """With max_lag=0 a push waits for that. Mutants: nudge no inner processes; report the answers alone."""
     trainer = start(build=build, **NESTED, max_lag=0, frames=4, factory=deaf_policy)
     for delay in (0.05, 0.15, 0.25, 0.35):
-        assert trainer.do(collect_and_push, delay)
-        assert trainer.do(lags) == {0: 0}
+        for wait in (True, False):
+            assert trainer.do(collect_and_push, delay, wait)
+            assert trainer.do(lags) == {0: 0}
 
 
-def collect_and_push(world: SimpleNamespace, delay: float) -> bool:
+def collect_and_push(world: SimpleNamespace, delay: float, wait: bool) -> bool:
     """Whether the report tells what the push has waited for."""
     batch = threading.Thread(target=collect, args=(world,))
     batch.start()
     time.sleep(delay)
-    report = push(world, 2.0 + delay)
+    report = push(world, 2.0 + delay, wait=wait)
     batch.join()
     return bool(report.workers[0].in_use == report.version)
 
@@ -236,6 +243,19 @@ def workers_and_versions(world: SimpleNamespace) -> dict[int, set[int]]:
         if line.worker_id is not None:
             found.setdefault(line.worker_id, set()).add(line.used)
     return found
+
+
+def test_a_roster_without_room_for_the_process_around_is_room_enough(start: Start) -> None:
+    """Its line would only show that it lives, which its pid does as well. Mutant: insist on a line."""
+    trainer = start(build=build, **NESTED, max_workers=2)
+    trainer.do(push, 2.0)
+    report = trainer.do(push, 3.0)
+    assert report.workers[0].in_use == report.version
+    outer = trainer.do(ask, 0, pid_of)
+    os.kill(outer, signal.SIGKILL)
+    wait_for(lambda: not runs(outer), "the end of the worker")
+    with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died"):
+        trainer.do(push, 4.0)
 
 
 def test_update_at_each_batch_does_no_harm(start: Start) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from shmsync import Publisher, Subscriber
+from shmsync import Publisher, Subscriber, forks
 from tests.helpers import probes
 from tests.helpers.models import filled, uniform
 from tests.helpers.trainers import wait_for
@@ -146,7 +146,8 @@ def test_the_child_is_on_the_roster_under_its_own_pid(channel, subscriber) -> No
     assert [line.pid for line in channel.subscribers()] == [os.getpid()]
 
 
-def test_a_full_roster_takes_no_weights_from_the_child(publisher, subscriber) -> None:
+def test_a_full_roster_takes_no_weights_from_the_child(publisher, subscriber, capfd) -> None:
+    """And says nothing. Mutant: insist on a line."""
     channel = publisher(filled(SHAPES, 0), max_subscribers=1)
     channel.publish(filled(SHAPES, 1))
     follower, worker = subscriber(channel), Policy()
@@ -160,6 +161,28 @@ def test_a_full_roster_takes_no_weights_from_the_child(publisher, subscriber) ->
     push_on(channel, follower.refresh)
     child.go()
     assert child.result() == "[1.0, 7.0]"
+    assert "SubscribersExhausted" not in capfd.readouterr().err
+
+
+class Failing:
+    """What fails in a child."""
+
+    def try_before_fork(self) -> bool:
+        return True
+
+    def after_fork_in_parent(self) -> None:
+        pass
+
+    def after_fork_in_child(self) -> None:
+        raise OSError("no descriptors left")
+
+
+def test_one_that_fails_in_the_child_leaves_no_other_locked(channel, subscriber, monkeypatch) -> None:
+    """Whichever comes first. Mutant: end at the first error."""
+    followers, failing = [subscriber(channel) for _ in range(2)], Failing()
+    monkeypatch.setattr(forks, "_known", [followers[0], failing, followers[1]])
+    child = Child(lambda wait: [follower.lease().version for follower in followers])
+    assert child.result() == "[1, 1]"
 
 
 def test_one_that_only_watches_does_so_in_the_child_too(channel, subscriber) -> None:
