@@ -264,7 +264,14 @@ def PushError() -> None:
 
 @error
 def PushTimeout() -> None:
-    raise errors.PushTimeout(7, {1: TimeoutError("no answer to a message within 60 s")})
+    raise errors.PushTimeout(
+        7,
+        {
+            1: TimeoutError(
+                "no answer to a message within 60 s from its process, pid 4711; is it stopped, or in one long call?"
+            )
+        },
+    )
 
 
 @error
