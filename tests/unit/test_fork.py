@@ -155,7 +155,7 @@ def test_a_full_roster_takes_no_weights_from_the_child(publisher, subscriber) ->
 
     def body(wait: Callable[[], None]) -> list:
         wait()
-        return [uniform(worker.leaf), worker(), follower.publisher_alive()]
+        return [uniform(worker.leaf), worker(), follower.wait(1) > 0]
 
     child = Child(body)
     push_on(channel, follower.refresh)
