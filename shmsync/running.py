@@ -60,7 +60,10 @@ def _run(program: str, rest: list[str], as_module: bool) -> None:
         if as_module:
             runpy._run_module_as_main(program)  # type: ignore[attr-defined] # what `python -m` itself calls
         elif pkgutil.get_importer(program) is not None:  # a folder or an archive
-            _look_in(os.path.abspath(program))
+            if getattr(sys.flags, "safe_path", False):
+                sys.path.insert(0, os.path.abspath(program))
+            else:
+                _look_in(os.path.abspath(program))
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
             if not getattr(sys.flags, "safe_path", False):
@@ -90,7 +93,7 @@ def _run_file(script: str, main: types.ModuleType) -> None:
         code = pkgutil.read_code(file)  # of a compiled script
         if code is None:
             file.seek(0)
-            code = compile(file.read(), path, "exec")
+            code = compile(file.read(), path, "exec", dont_inherit=True)  # the program has its own `__future__`
             loader: Any = importlib.machinery.SourceFileLoader("__main__", path)
         else:
             loader = importlib.machinery.SourcelessFileLoader("__main__", path)

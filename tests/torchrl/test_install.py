@@ -96,6 +96,21 @@ def test_a_program_knows_where_it_is_when_it_goes_elsewhere(tmp_path: Path) -> N
     assert (said.split()[0], Path(said.split()[1]).resolve()) == (name, path)
 
 
+def test_a_program_is_compiled_as_it_is(tmp_path: Path) -> None:
+    """Mutant: let it have the `__future__` imports of who compiles it."""
+    path = script(tmp_path, "def f(x: int) -> None: pass\nprint(f.__annotations__['x'] is int)")
+    assert run("-m", "shmsync", "run", str(path)).stdout == "True\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+@pytest.mark.parametrize("name", ["folder/__main__.py", "program.py"])
+def test_no_entry_of_the_path_is_lost_with_a_safe_path(tmp_path: Path, name: str) -> None:
+    """Python's -P puts no current folder there that could be replaced. Mutant: replace the first all the same."""
+    path = script(tmp_path, "import sys; print(sys.path)", name)
+    program = str(path.parent if name.startswith("folder") else path)
+    assert run("-P", "-m", "shmsync", "run", program).stdout == run("-P", program).stdout
+
+
 def test_a_program_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> None:
     """Its arguments, options of ours among them, its name, its folder first on the path, and its exit code. Mutant:
     let argparse have the arguments."""
