@@ -30,7 +30,7 @@ class Attached(NamedTuple):
 class Silence:
     """Looks at workers' processes by the roster of a channel, and by their pids where these are of this machine's.
 
-    ``lines``: of the roster. Contract: every method gives an error or None, and raises nothing.
+    ``lines``: of the roster. Contract: what is wrong is given back as an error, None = nothing, and not raised.
     """
 
     def __init__(self, handle: Handle, lines: Lines) -> None:
