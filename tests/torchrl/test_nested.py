@@ -169,7 +169,7 @@ def test_a_killed_worker_is_named_though_its_inner_processes_answer(start: Start
         with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died; start it anew") as caught:
             trainer.do(push, value)
         assert "publishes again" not in str(caught.value)
-    assert trainer.do(used_by_inner) == [4] * 2
+    wait_for(lambda: trainer.do(used_by_inner) == [4] * 2, "both use the last, which no push has waited for")
     for pid in inner:
         os.kill(pid, signal.SIGKILL)
 
