@@ -88,6 +88,10 @@ class Binding:
         """The version that the modules use; 0 = their own weights."""
         return slots.version_of(self._bound.word)
 
+    def __repr__(self) -> str:
+        modules = ", ".join(type(module).__name__ for module in self._models.values())
+        return f"Binding(modules=[{modules}], mode={self.mode!r}, version={self.version}, bound={self._open})"
+
     def refresh(self) -> int:
         """Switch now if there is news and no forward goes on; waits at most 100 ms for one. The version in use."""
         if self._open:

@@ -317,6 +317,10 @@ class Publisher:
         if serving is not None:
             serving.join(_END_SECONDS)  # it has been called, and finds that all is over
 
+    def __repr__(self) -> str:
+        closed = not self._finalizer.alive
+        return f"Publisher(name={self.name!r}, pid={self._pid}, version={self.version}, closed={closed})"
+
     def __enter__(self) -> Publisher:
         return self
 

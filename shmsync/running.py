@@ -60,14 +60,12 @@ def _run(program: str, rest: list[str], as_module: bool) -> None:
         if as_module:
             runpy._run_module_as_main(program)  # type: ignore[attr-defined] # what `python -m` itself calls
         elif pkgutil.get_importer(program) is not None:  # a folder or an archive
-            if getattr(sys.flags, "safe_path", False):
-                sys.path.insert(0, os.path.abspath(program))
-            else:
-                _look_in(os.path.abspath(program))
+            _leave_current()
+            sys.path.insert(0, os.path.abspath(program))
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
-            if not getattr(sys.flags, "safe_path", False):
-                _look_in(str(Path(program).resolve().parent))
+            if _leave_current():
+                sys.path.insert(0, str(Path(program).resolve().parent))
             _run_file(program, main)
     except SystemExit:
         raise
@@ -101,11 +99,14 @@ def _run_file(script: str, main: types.ModuleType) -> None:
     exec(code, vars(main))
 
 
-def _look_in(folder: str) -> None:
-    """A program's imports start in its own folder, where `python -m` has put the current one."""
-    current, sys.path[0] = sys.path[0], folder
+def _leave_current() -> bool:
+    """Take the current folder from the path's start, if `python -m` has put it there: Python's -P does not allow it."""
+    if getattr(sys.flags, "safe_path", False):
+        return False
+    current = sys.path.pop(0)
     if Path(current).resolve() == Path(__file__).resolve().parents[1]:
         sys.path.append(current)  # workers look for shmsync there
+    return True
 
 
 def _hide_runners() -> None:

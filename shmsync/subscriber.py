@@ -327,6 +327,10 @@ class Subscriber:
         if bell is not None:
             bell.stir()  # who waits in this process finds it closed
 
+    def __repr__(self) -> str:
+        followed = f"name={self.name!r}, worker_id={self.worker_id}, publisher_pid={self.handle.pid}"
+        return f"Subscriber({followed}, version={self.version}, closed={not self._open})"
+
     def __enter__(self) -> Subscriber:
         return self
 

@@ -86,7 +86,10 @@ class Silence:
 def late_inside(silent: Sequence[int], seconds: float) -> BaseException:
     """The error of a worker of whose inner processes these have not answered."""
     pids = ", ".join(map(str, silent))
-    return TimeoutError(f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped?")
+    return TimeoutError(
+        f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped, or does the log have "
+        "an error of theirs?"
+    )
 
 
 def told(attached: Attached | None, by_rpc: bool, error: BaseException) -> BaseException:

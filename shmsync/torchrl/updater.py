@@ -265,6 +265,10 @@ class RPCWeightUpdater(UpdaterBase):
             "on what to make it with (the class, or functools.partial)"
         )
 
+    def __repr__(self) -> str:
+        state = f"version={self.version}, notify={self.notify!r}, closed={self._closed}"
+        return f"{type(self).__name__}(num_workers={self.num_workers}, {state})"
+
     def __enter__(self) -> RPCWeightUpdater:
         return self
 

@@ -28,3 +28,17 @@ def test_its_storage_is_its_publishers(folder, storage) -> None:
     assert len(list(folder.iterdir())) == {"memfd": 0, "file": 2}[storage]
     updater.close()
     assert list(folder.iterdir()) == []
+
+
+def test_it_says_where_it_stands() -> None:
+    """By the name of a subclass too, and before it has a channel. Mutant: no `__repr__`."""
+
+    class Ours(RPCWeightUpdater):
+        pass
+
+    with Ours(policy_weights=nn.Linear(2, 2), num_workers=2, collector_rrefs=[None, None]) as updater:
+        assert repr(updater) == "Ours(num_workers=2, version=0, notify='rpc', closed=False)"
+        updater._publish_first()
+        assert repr(updater) == "Ours(num_workers=2, version=1, notify='rpc', closed=False)"
+    assert repr(updater) == "Ours(num_workers=2, version=1, notify='rpc', closed=True)"
+    assert "num_workers=0" in repr(RPCWeightUpdater())  # the collector comes later
