@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +67,10 @@ class Control:
 
     def roster(self) -> list[RosterLine]:
         return roster.read(self.mapping, self.locks, self.head.subscribers)
+
+    def following(self, pids: Iterable[int]) -> set[int]:
+        """Those of these processes that follow the channel, by its roster."""
+        return roster.following(self.mapping, self.locks, self.head.subscribers, pids)
 
     def wished(self) -> bool:
         """Whether a subscriber has come, or has other wishes, since `wishes` was asked. Contract: a look at a word."""

@@ -266,6 +266,11 @@ class Publisher:
         self._check_open()
         return self._control.roster()
 
+    def following(self, pids: Iterable[int]) -> set[int]:
+        """Those of these processes that have a line of the roster and live. Contract: a look, not a lock."""
+        self._check_open()
+        return self._control.following(pids)
+
     def answer(self, worker_id: int, pid: int) -> tuple[int, int] | None:
         """What a worker's listener in process `pid` says: the version in use, and the version that it answered for.
 

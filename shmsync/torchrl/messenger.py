@@ -23,7 +23,7 @@ from . import collector
 from .answers import outcome
 from .fallback import ByRpc, NothingToSend, Sending
 from .report import WorkerReport
-from .silence import Attached, Lines, Silence, late_inside, told
+from .silence import Attached, Following, Silence, late_inside, told
 
 # So long an answer to the bell is awaited before a message is sent: many workers may share few cores.
 _BELL_SECONDS = 0.05
@@ -63,9 +63,8 @@ class Round:
 class Messenger:
     """Attaches workers at their first message and notifies them from then on.
 
-    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``, ``lines``, ``stir``: Publisher's answer(),
-    subscribers() and stir(). ``bell``: workers listen to it. ``fallback``: who can't map the channel gets the weights
-    by RPC.
+    ``rref_of(worker)`` gives the RRef of a worker's collector; ``answer``, ``following``, ``stir``: Publisher's methods
+    of these names. ``bell``: workers listen to it. ``fallback``: who can't map the channel gets the weights by RPC.
     ``stamped``: collectors stamp their steps, see Stamps. Contract: the messages to all others carry a channel id and
     numbers.
     """
@@ -75,7 +74,7 @@ class Messenger:
         handle: Handle,
         rref_of: Callable[[int], Any],
         answer: Answer,
-        lines: Lines,
+        following: Following,
         stir: Callable[[], None],
         *,
         bell: bool,
@@ -83,7 +82,7 @@ class Messenger:
         stamped: bool = False,
     ) -> None:
         self._handle, self._rref_of, self._answer, self._stir = handle, rref_of, answer, stir
-        self._silence = Silence(handle, lines)
+        self._silence = Silence(handle, following)
         self._bell, self._stamped = bell, stamped
         self._attached: dict[int, Attached] = {}
         self._lost: dict[int, Attached] = {}  # those that were attached, until they are again
@@ -271,7 +270,7 @@ class Messenger:
         used, seen, *where = answer
         if isinstance(message, _Attaching):
             pid, inner = where
-            self._attached[worker] = Attached(message.rref, pid, inner, not inner or self._silence.has_line(pid))
+            self._attached[worker] = Attached(message.rref, pid, inner, not inner or self._silence.follows(pid))
             self._lost.pop(worker, None)
         if isinstance(message, (Sending, NothingToSend)):
             self.by_rpc.confirmed(worker, used)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..handle import Handle
-from ..roster import RosterLine
 from .answers import runs
 
 _LOOK_SECONDS = 50e-6
 # So long a process may take to be gone after its connections are.
 _DYING_SECONDS = 0.2
 
-Lines = Callable[[], "Sequence[RosterLine]"]
+Following = Callable[[Iterable[int]], set[int]]
 
 
 class Attached(NamedTuple):
@@ -30,11 +29,12 @@ class Attached(NamedTuple):
 class Silence:
     """Looks at workers' processes by the roster of a channel, and by their pids where these are of this machine's.
 
-    ``lines``: of the roster. Contract: what is wrong is given back as an error, None = nothing, and not raised.
+    ``following``: which of some processes are on the roster, Publisher.following(). Contract: what is wrong is given
+    back as an error, None = nothing, and not raised.
     """
 
-    def __init__(self, handle: Handle, lines: Lines) -> None:
-        self._lines = lines
+    def __init__(self, handle: Handle, following: Following) -> None:
+        self._following = following
         self._knows_pids = not handle.path  # with a path a pid may be another container's
 
     def died(self, attached: Attached | None, at_once: bool = True) -> BaseException | None:
@@ -57,7 +57,7 @@ class Silence:
         if not attached.inner:
             return None
         # While it is being taken down it may have its line still.
-        if (died := self.died(attached)) is not None or not attached.lined or self.has_line(attached.pid):
+        if (died := self.died(attached)) is not None or not attached.lined or self.follows(attached.pid):
             return died
         return ConnectionError(
             f"its process, pid {attached.pid}, has ended or let go of the channel; make a new collector"
@@ -67,28 +67,24 @@ class Silence:
         """If inner processes, which have to follow the channel, do so no more."""
         if attached is None or not attached.inner:
             return None
-        living = self._living()
+        living = self._following(attached.inner)
         gone = [str(pid) for pid in attached.inner if pid not in living]
         if not gone:
             return None
         text = f"its inner processes, pids {', '.join(gone)}, have ended; make a new collector"
         return ConnectionError(f"{text}, or push to the others")
 
-    def has_line(self, pid: int) -> bool:
-        """Whether a process has a line of the roster."""
-        return pid in self._living()
-
-    def _living(self) -> set[int]:
-        """The pids of all that follow the channel, or are around who does."""
-        return {line.pid for line in self._lines()}
+    def follows(self, pid: int) -> bool:
+        """Whether a process has a line of the roster, as one that follows the channel, or is around who does."""
+        return bool(self._following([pid]))
 
 
 def late_inside(silent: Sequence[int], seconds: float) -> BaseException:
     """The error of a worker of whose inner processes these have not answered."""
     pids = ", ".join(map(str, silent))
     return TimeoutError(
-        f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped, or does the log have "
-        "an error of theirs?"
+        f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped, or is there an error "
+        "of theirs in the log?"
     )
 
 

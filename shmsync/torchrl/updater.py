@@ -330,7 +330,7 @@ class RPCWeightUpdater(UpdaterBase):
                 self._publisher.handle,
                 self._rref,
                 self._publisher.answer,
-                self._publisher.subscribers,
+                self._publisher.following,
                 self._publisher.stir,
                 bell=self.notify == "rpc",
                 fallback=self.fallback == "rpc",

@@ -1,7 +1,7 @@
 """The roster: who is attached and what it uses, as the publisher and the peers see it.
 
 Mutants: leave a line alive after close(); read the lines of the dead; take the worker's number for None; trust a line
-that was found once; of two lines take the first.
+that was found once; of two lines take the first; a line's pid is enough to follow.
 """
 
 import os
@@ -107,10 +107,24 @@ def test_a_killed_process_is_gone_from_it(publisher, peer) -> None:
     for number, worker in enumerate(crew):
         worker.call(workers.attach, str(channel.handle), module, number)
     assert [(line.worker_id, line.pid) for line in channel.subscribers()] == [(0, crew[0].pid), (1, crew[1].pid)]
+    pids = [worker.pid for worker in crew]
+    assert channel.following([os.getpid(), *pids, 0]) == set(pids)
     crew[0].kill()
     assert [line.worker_id for line in channel.subscribers()] == [1]
+    assert channel.following(pids) == {crew[1].pid}
     crew[1].call(workers.detach)
     assert channel.subscribers() == []
+    assert channel.following(pids) == set()
+
+
+def test_a_process_follows_as_long_as_one_of_its_subscribers_does(channel, subscriber) -> None:
+    """Mutant: look at its first line alone."""
+    first, second = subscriber(channel), subscriber(channel, worker_id=2)
+    assert channel.following([os.getpid()]) == {os.getpid()}
+    first.close()
+    assert channel.following([os.getpid()]) == {os.getpid()}
+    second.close()
+    assert channel.following([os.getpid()]) == set()
 
 
 # --- answers to the bell
