@@ -83,8 +83,8 @@ def late_inside(silent: Sequence[int], seconds: float) -> BaseException:
     """The error of a worker of whose inner processes these have not answered."""
     pids = ", ".join(map(str, silent))
     return TimeoutError(
-        f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped, or is there an error "
-        "of theirs in the log?"
+        f"no answer of its inner processes, pids {pids}, within {seconds:.3g} s; are they stopped, or is there an "
+        "error of theirs in the log?"
     )
 
 
