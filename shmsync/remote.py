@@ -166,12 +166,12 @@ def _check_epoch(target: Any, handle: Handle, worker_id: int) -> None:
 def _make(target: Any, handle: Handle, worker_id: int, make: Maker) -> Attachment:
     subscribers: list[Subscriber] = []
 
-    def subscribe(*, counted: bool = True) -> Subscriber:
-        subscribers.append(_subscribe(handle, worker_id, counted))
+    def one(*, counted: bool = True) -> Subscriber:
+        subscribers.append(subscribe(handle, worker_id, counted))
         return subscribers[-1]
 
     try:
-        return make(target, subscribe)
+        return make(target, one)
     except BaseException:
         for subscriber in subscribers:
             subscriber.close()
@@ -267,7 +267,11 @@ def last_version(rref: Any) -> int:
     return max([_had(target), *following])
 
 
-def _subscribe(handle: Handle, worker_id: int, counted: bool) -> Subscriber:
+def subscribe(handle: Handle, worker_id: int, counted: bool = True) -> Subscriber:
+    """A worker's subscriber. ``counted``: as of Subscriber; one that is not takes no line where there is no room.
+
+    Raises ChannelUnreachable and SubscribersExhausted, naming the worker, and what Subscriber raises.
+    """
     name = f"worker-{worker_id}" if counted else f"around worker-{worker_id}"
     try:
         return Subscriber(handle, worker_id=worker_id, name=name, counted=counted)

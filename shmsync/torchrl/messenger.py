@@ -170,6 +170,11 @@ class Messenger:
         """How it gets the weights; None if it has not attached."""
         return "rpc" if worker in self.by_rpc else "map" if worker in self._attached else None
 
+    def fault(self, worker: int) -> BaseException | None:
+        """What is known to be wrong with the inner processes of a worker, or with the process around them."""
+        known = self._known(worker)
+        return self._silence.ended_inside(known) or (self._silence.died_around(known) if known else None)
+
     def message_nbytes(self, version: int) -> int:
         """Bytes of one notification as RPC pickles it; measured again when the number gets longer."""
         digits = version.bit_length() // 8

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from .. import remote
-from ..errors import BindingError, LayoutMismatch, ShmSyncError
+from ..errors import BindingError, LayoutError, LayoutMismatch, ShmSyncError
 from ..handle import Handle
-from ..subscriber import Subscriber
 from ..weights import places
 from .collector import attachment
 from .fallback import reachable
@@ -71,7 +70,8 @@ class Receiver:
     @context.setter
     def context(self, collector: Any) -> None:
         self._context = None if collector is None else weakref.ref(collector)
-        if collector is not None and self._receives:
+        # One that is about to start processes is attached by the first message: the lines of the roster are theirs.
+        if collector is not None and self._receives and not _starts_processes(collector):
             self._attach(collector)
 
     @property
@@ -103,7 +103,7 @@ class Receiver:
         if self.context is None and isinstance(self.model, nn.Module):
             # Collectors run the policy once in their constructor, before they can be attached.
             _materialize(self.model)
-            with Subscriber(Handle.parse(self._handle_text), worker_id=self._worker_id) as subscriber:
+            with remote.subscribe(Handle.parse(self._handle_text), self._worker_id) as subscriber:
                 subscriber.bind({self._name: self.model} if self._names else self.model, mode="copy").unbind()
         self.synchronized_on_receiver = True
 
@@ -141,14 +141,17 @@ class Receiver:
         try:
             attached = remote.attach_object(collector, self._handle_text, self._worker_id, make)
         except (LayoutMismatch, BindingError) as error:
-            raise _of_worker(self._worker_id, error) from error
+            raise of_worker(f"Worker {self._worker_id}, pid {os.getpid()}", error) from error
         if self._listening:
             attached.listen()
 
 
-def _of_worker(worker_id: int, error: LayoutMismatch | BindingError) -> Exception:
-    """The same error, naming the process: nobody else says which one of many it is."""
-    who = f"Worker {worker_id}, pid {os.getpid()}"
+def _starts_processes(collector: Any) -> bool:
+    return hasattr(type(collector), "_run_processes") and not getattr(collector, "procs", None)
+
+
+def of_worker(who: str, error: LayoutError | BindingError) -> Exception:
+    """The same error, naming one of many: nobody else says which it is."""
     if isinstance(error, LayoutMismatch):
         lists = {name: getattr(error, name) for name in ("unexpected", "missing", "differing")}
         return type(error)(f"{who}: {error.what}", **lists)

@@ -9,10 +9,13 @@ import torch
 from tensordict import TensorDictBase
 
 from .. import ids
-from ..errors import ShmSyncError
+from ..errors import LayoutError, ShmSyncError, WorkerIdError
+from ..layout import build, match
 from ..publisher import Publisher, check_options
+from ..weights import flatten
 from .collector import is_function
 from .injection import devices_of
+from .receiver import of_worker
 from .releases import SCHEME, refusal
 from .report import Lag, PushReport
 from .scheme import SharedScheme
@@ -210,9 +213,9 @@ class SharedMemWeightSyncScheme(SharedScheme):
             self.model = model
         source = weights if weights is not None else model
         if params_map is not None:
-            self._send_each(params_map)
+            self._send_each(params_map, getattr(context, "num_workers", None) or num_workers or len(params_map))
         elif device_map_fn is not None:
-            self._send_each({worker: device_map_fn(worker, source) for worker in range(num_workers or 0)})
+            self._send_each({worker: device_map_fn(worker, source) for worker in range(num_workers or 0)}, num_workers)
         else:
             source = self._source() if source is None else source
             if source is not None:
@@ -220,14 +223,31 @@ class SharedMemWeightSyncScheme(SharedScheme):
         if self._together is not None and context is not None:
             self._together.watch(context, self._push)
 
-    def _send_each(self, weights: Mapping[int, Any]) -> None:
-        """Publish each worker's own weights to it; once to all where they are the same object."""
-        different = {id(one): one for one in weights.values()}
-        if len(different) == 1:
-            self._channel().publish(next(iter(different.values())))
-            return
-        for one in different.values():
-            self._channel().publish(one, worker_ids=[worker for worker, its in weights.items() if its is one])
+    def _send_each(self, weights: Mapping[int, Any], num_workers: int | None) -> None:
+        """Publish each worker's own weights to it, the same object once; to everybody if that is who it is for.
+
+        Raises what Publisher.publish raises, naming the worker, before anything is written.
+        """
+        channel = self._channel()
+        workers_of: dict[int, list[int]] = {}
+        for worker, one in weights.items():
+            workers_of.setdefault(id(one), []).append(worker)
+        if len(workers_of) > 1:
+            self._check_each(weights)
+        for workers in workers_of.values():
+            everybody = len(workers) == num_workers
+            channel.publish(weights[workers[0]], worker_ids=None if everybody else workers)
+
+    def _check_each(self, weights: Mapping[int, Any]) -> None:
+        """Raise LayoutMismatch, UnsupportedLeaf or TiedLeavesDiffer if some would be refused after others went out."""
+        layout = self._channel().layout
+        for worker, one in weights.items():
+            try:
+                table = flatten(one)
+                layout = layout or build(table, self._options["dtype"])
+                match(layout, table)
+            except LayoutError as error:
+                raise of_worker(f"The weights for worker {worker}", error) from error
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any = None
@@ -236,22 +256,38 @@ class SharedMemWeightSyncScheme(SharedScheme):
             self._channel().publish(weights)
 
     def send(self, weights: Any = None, worker_ids: int | Iterable[int] | None = None) -> None:
-        """Publish weights. ``weights``: None = the model's; a dict by worker id = each its own. ``worker_ids``: None =
-        all. The workers use them from their next forward on.
+        """Publish weights. ``weights``: None = the model's; a dict by worker id = each its own, to nobody else.
+        ``worker_ids``: None = all, or all in that dict. The workers use them from their next forward on.
 
         Raises WorkerIdError, what Publisher.publish raises, and ShmSyncError before the scheme is connected.
         """
         self._check_connected()
         by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
         if by_worker and weights and all(isinstance(key, int) for key in weights):
-            self._resolve(list(weights))
-            self._send_each(weights)
+            self._send_by_worker(weights, worker_ids)
         else:
             self._push_next(weights, self._resolve(worker_ids))
 
-    def _resolve(self, worker_ids: Any) -> Any:
-        """Worker ids of the collector, which knows how many there are. Raises WorkerIdError."""
-        workers = getattr(self.context, "num_workers", None)
+    def _send_by_worker(self, weights: Mapping[int, Any], worker_ids: Any) -> None:
+        if self._together is not None:
+            raise ShmSyncError(
+                f"Weights by worker id can't go with several models under one version; send each worker's own "
+                f"{self.model_id!r} with worker_ids=[...]. Nothing was written"
+            )
+        most = self._channel().max_subscribers
+        self._resolve(list(weights), most)
+        wanted = list(weights) if worker_ids is None else self._resolve(worker_ids, most)
+        without = [worker for worker in wanted if worker not in weights]
+        if without:
+            raise WorkerIdError(
+                f"There are no weights for workers {without}, only for {list(weights)}. Nothing was sent"
+            )
+        self._send_each({worker: weights[worker] for worker in wanted}, getattr(self.context, "num_workers", None))
+
+    def _resolve(self, worker_ids: Any, otherwise: int | None = None) -> Any:
+        """Worker ids of the collector, which knows how many there are, or of ``otherwise`` so many; as they are given
+        if nobody knows. Raises WorkerIdError."""
+        workers = getattr(self.context, "num_workers", None) or otherwise
         if worker_ids is None or not workers:
             return worker_ids
         return ids.resolve(worker_ids, workers, devices_of(self.context, workers))

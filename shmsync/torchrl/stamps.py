@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 # The entry of each step, where it is asked for. torchrl keeps the ids of trajectories beside it.
 ENTRY = ("collector", "policy_version")
@@ -27,20 +28,36 @@ class Stamps:
         self._collector, self._entries = collector, entries
         self._begun = False
         self._buffer: Any = None  # of the collector, with room for the entries
+        self._env: Any = None  # whose trackers these are
+        self._trackers: list[Any] = []
 
     def set(self, version: int) -> None:
         """The forward that begins now uses this version."""
         carrier = _carrier(self._collector)
-        tracker = getattr(self._collector, "policy_version_tracker", None)
-        if tracker is not None and hasattr(tracker, "version"):
-            tracker.version = version
+        if self._env is None or self._env is not getattr(self._collector, "env", None):
+            self._find_trackers()
+        if self._trackers:
+            for tracker in self._trackers:
+                tracker.version = version
             if carrier is not None:
                 _correct(carrier, version)
         if self._begun and carrier is not None:
             _put(carrier, version)
 
+    def _find_trackers(self) -> None:
+        """The collector's, and what has become of it in the environment: a transform around it (torchrl puts a counter
+        of steps there for ``max_frames_per_traj``) has copies of those before it."""
+        tracker = getattr(self._collector, "policy_version_tracker", None)
+        self._env = getattr(self._collector, "env", None)
+        self._trackers = []
+        if tracker is not None and hasattr(tracker, "version"):
+            inside = self._env.modules() if isinstance(self._env, nn.Module) else ()
+            copies = [module for module in inside if type(module) is type(tracker) and module is not tracker]
+            self._trackers = [tracker, *copies]
+
     def begin(self) -> None:
         """A rollout begins: make room for the entries of its steps."""
+        self._env = None  # it may have got other transforms
         if not self._entries:
             return
         carrier = _carrier(self._collector)

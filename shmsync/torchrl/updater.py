@@ -405,11 +405,13 @@ class RPCWeightUpdater(UpdaterBase):
         return measure(publisher, messenger.by_rpc.in_use)
 
     def _note_use(self, workers: Iterable[int]) -> None:
-        """After a wait for the bound on the lag, what the report says is in use is what the workers have come to."""
-        if self._staleness.max_lag is None or self._report is None:
+        """After a wait for the bound on the lag, what the report says is in use is what the workers have come to: all
+        of the processes of one."""
+        if self._staleness.max_lag is None or self._report is None or self._messenger is None:
             return
         used = {worker: behind.used for worker, behind in self._measure().items()}
-        self._came_to = {worker: used[worker] for worker in workers if worker in used}
+        whole = [worker for worker in workers if worker in used and self._messenger.fault(worker) is None]
+        self._came_to = {worker: used[worker] for worker in whole}
         self._tell_use(self._report)
 
     def _tell_use(self, report: PushReport) -> None:

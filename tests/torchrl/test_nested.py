@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,9 +15,10 @@ import pytest
 from torchrl.envs.utils import RandomPolicy
 
 import shmsync
-from shmsync import PushError, PushTimeout, listener
+from shmsync import PushError, PushTimeout, SubscribersExhausted, listener
 from shmsync.torchrl.answers import runs
-from tests.helpers import collectors
+from shmsync.torchrl.receiver import Receiver
+from tests.helpers import collectors, schemes
 from tests.helpers.collectors import ask, collect, net_policy, pid_of, push
 from tests.helpers.processes import stop
 from tests.helpers.rpc_worlds import messages, watch_messages
@@ -256,6 +258,58 @@ def test_a_roster_without_room_for_the_process_around_is_room_enough(start: Star
     wait_for(lambda: not runs(outer), "the end of the worker")
     with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died"):
         trainer.do(push, 4.0)
+
+
+def test_a_scheme_leaves_the_room_to_the_inner_processes(start: Start) -> None:
+    """Mutant: attach the process around them before they have started, which then takes the last line."""
+    trainer = start(build=schemes.build_rpc, **NESTED, max_workers=2)
+    assert trainer.do(collect).actions[-1] == 7.0
+    assert trainer.do(schemes.push, 2.0) == 2
+    assert trainer.do(collect, 2).actions == [2.0]
+
+
+@pytest.mark.parametrize("given", ["model", "context"])
+def test_no_room_for_an_inner_process_says_whose(given: str) -> None:
+    """Where its policy gets its first values, and where its collector is attached. Mutant: let the subscriber say it,
+    which knows no worker."""
+    with shmsync.Publisher(net_policy(), max_subscribers=4) as publisher:
+        publisher.publish()
+        others = [shmsync.Subscriber(publisher.handle) for _ in range(4)]
+        receiver = Receiver(str(publisher.handle), 2)
+        with pytest.raises(SubscribersExhausted, match=rf"Worker 2, pid {os.getpid()}: All 4 .*max_workers="):
+            begin(receiver, given)
+        for other in others:
+            other.close()
+
+
+def begin(receiver: Receiver, given: str) -> None:
+    receiver.init_on_receiver(**{given: net_policy()})
+    receiver.connect()
+
+
+@pytest.mark.parametrize("notify", ["rpc", "memory"])
+def test_a_worker_that_has_lost_an_inner_process_has_confirmed_nothing(start: Start, notify: str) -> None:
+    """Whatever the others use, also where nobody is asked. Mutant: tell what the living ones have come to."""
+    trainer = start(build=build, **NESTED, notify=notify, max_lag=1)
+    for value in (2.0, 3.0):
+        trainer.do(push, value)
+    first, second = trainer.do(inner_pids)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: trainer.do(inner_pids) == [second], "its end")
+    for value in (4.0, 5.0):
+        trainer.do(push_anyhow, value)
+        for report in trainer.do(reports):
+            assert (report.in_use, report.seen) == (None, None)
+    wait_for(lambda: trainer.do(used_by_inner) == [5], "the other one follows")
+
+
+def push_anyhow(world: SimpleNamespace, value: float) -> None:
+    with contextlib.suppress(PushError):
+        push(world, value, wait=False)
+
+
+def reports(world: SimpleNamespace) -> list[Any]:
+    return list(world.updater.last_push.workers.values())
 
 
 def test_update_at_each_batch_does_no_harm(start: Start) -> None:

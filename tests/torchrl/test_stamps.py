@@ -107,6 +107,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "of a SerialEnv": {"env": serial_env},
     "with episodes that end": {"env": ending_env},
+    "with a limit of frames per trajectory": {"max_frames_per_traj": 5},
     "without buffers": {"use_buffers": False},
     "on a device": {"device": "cpu"},
     "on a policy_device": {"policy_device": "cpu"},
@@ -119,11 +120,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:split_trajs=True:UserWarning")
+@pytest.mark.filterwarnings("ignore:Nested TransformedEnvs:UserWarning")  # torchrl about itself
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch about itself
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_entry_says_what_the_forward_used(alone: Any, variant: str) -> None:
     """Three batches, in which the version changes after every third forward. Mutants: leave what the tracker has
-    carried over; write the entry once per rollout; make no room in the collector's buffer."""
+    carried over; forget the tracker's copies; write the entry once per rollout; make no room in the collector's buffer.
+    """
     one = alone(**VARIANTS[variant])
     versions = set()
     for _, batch in zip(range(3), one.collector, strict=False):

@@ -28,6 +28,8 @@ SETUPS: dict[str, dict[str, Any]] = {
     "Collector, async": {"sync": False},
     "Collector, notify=memory": {"sync": False, "updater": "memory"},
     "Collector of a SerialEnv": {"env": serial_env, "frames": 48},
+    # torchrl's tracker is copied into another transform then.
+    "Collector, max_frames_per_traj": {"max_frames_per_traj": 7},
     "MultiSyncCollector": {"kind": "MultiSyncCollector", "workers": 1, "num_workers_per_collector": 2},
     "MultiAsyncCollector": {"kind": "MultiAsyncCollector", "workers": 1, "num_workers_per_collector": 2, "sync": False},
     "RPCWeightSyncScheme": {"scheme": "rpc"},
