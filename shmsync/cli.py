@@ -147,7 +147,7 @@ def _inspect(options: argparse.Namespace) -> int:
         head = ("pid", "worker", "name", "in use", "lag", "forwards", "switches")
         _table(
             head,
-            [(s.pid, s.worker_id, s.name, s.used, s.seen - s.used, s.forwards, s.switches) for s in one.subscribers],
+            [(s.pid, s.worker_id, s.name, s.used, s.lag, s.forwards, s.switches) for s in one.subscribers],
         )
     return 0
 

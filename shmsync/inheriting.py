@@ -97,3 +97,5 @@ def in_child(subscriber: Subscriber) -> None:
         except SubscribersExhausted:  # a line more or less: it has its leases
             subscriber._listed = False
             subscriber._join(listed=False)
+        if subscriber._line is not None and subscriber._used:
+            subscriber._line.switched(subscriber._used)  # for whoever looks who holds a slot

@@ -32,6 +32,11 @@ class RosterLine:
     switches: int
     switched_seconds: float
 
+    @property
+    def lag(self) -> int:
+        """How many versions the one in use is behind what it has been offered."""
+        return max(0, self.seen - self.used)
+
 
 @dataclass(frozen=True)
 class Wishes:

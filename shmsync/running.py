@@ -37,12 +37,12 @@ def run(arguments: Sequence[str]) -> int:
     ``arguments``: those after `run`. Contract: as `install`; sys.argv and sys.path are the program's from then on.
     """
     as_module = arguments[:1] == ["-m"]
-    program, *rest = arguments[1:] if as_module else arguments or [""]
+    program, *rest = arguments[as_module:] or [""]
     if program in ("-h", "--help"):
         print(_HELP)
         return 0
     if not program or not (as_module or os.path.exists(program)):
-        print(f"shmsync: there is no script {program}" if program else f"usage: {USAGE}", file=sys.stderr)
+        print(f"shmsync: {_nothing(program)}" if program else f"usage: {USAGE}", file=sys.stderr)
         return _WRONG
     try:
         install()
@@ -51,6 +51,11 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     _run(program, rest, as_module)
     return 0
+
+
+def _nothing(program: str) -> str:
+    hint = "; Python's own options go before `-m shmsync`, and a module after `-m`" if program[0] == "-" else ""
+    return f"there is no script {program}{hint}"
 
 
 def _run(program: str, rest: list[str], as_module: bool) -> None:
@@ -88,10 +93,10 @@ def _run_file(script: str, main: types.ModuleType) -> None:
     folder, and sys.argv[0] as it was given."""
     path = os.path.join(os.getcwd(), script)  # which Python does not normalise either
     with io.open_code(path) as file:
-        code = pkgutil.read_code(file)  # of a compiled script
+        text = file.read()  # of a pipe too, which can be read once
+        code = pkgutil.read_code(io.BytesIO(text))  # of a compiled script
         if code is None:
-            file.seek(0)
-            code = compile(file.read(), path, "exec", dont_inherit=True)  # the program has its own `__future__`
+            code = compile(text, path, "exec", dont_inherit=True)  # the program has its own `__future__`
             loader: Any = importlib.machinery.SourceFileLoader("__main__", path)
         else:
             loader = importlib.machinery.SourcelessFileLoader("__main__", path)

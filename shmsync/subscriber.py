@@ -159,14 +159,16 @@ class Subscriber:
 
         Contract: after the first call two memory reads and a store to the roster, no system call.
         """
-        self._check_open()
-        data = self._look_for_data()
-        if data is None:
-            return 0
-        version = slots.version_of(data.newest())
-        if self._line is not None:
+        version = self.offered()
+        if version and self._line is not None:
             self._line.saw(version)
         return version
+
+    def offered(self) -> int:
+        """As `seen`, but of no use here, and so it is not said on the roster."""
+        self._check_open()
+        data = self._look_for_data()
+        return slots.version_of(data.newest()) if data is not None else 0
 
     @property
     def lag(self) -> int:

@@ -49,7 +49,7 @@ class Survey:
     @property
     def lag(self) -> int:
         """The most versions that a subscriber is behind what it has been offered."""
-        return max((line.seen - line.used for line in self.subscribers), default=0)
+        return max((line.lag for line in self.subscribers), default=0)
 
 
 def handles(pid: int | None = None) -> list[Handle]:

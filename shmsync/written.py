@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # From this size on, whether a slot has private pages is looked up after it was left; below, when it is leased again.
 SWEPT_NBYTES = 1 << 20
+_SHOWN = 3
 # The sweeping thread's own: it may be at work while a subscriber closes its descriptor.
 _swept_pages = PrivatePages()
 
@@ -51,11 +52,17 @@ class Written:
             first, page = int(written[0]), os.sysconf("SC_PAGE_SIZE")
             keys = [leaf.key for leaf in layout if leaf.overlaps((first, first + page))]
             warnings.warn(
-                f"This process (pid {os.getpid()}) wrote to shared weights near `{keys[0] if keys else '?'}`. "
+                f"This process (pid {os.getpid()}) wrote to shared weights near {_some(keys)}. "
                 "Nobody else saw that, and the published weights are back. Write to a copy, or bind with mode='copy'",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _some(keys: list[str]) -> str:
+    """The leaves of one page, which is all that can be said of where it was."""
+    shown = ", ".join(f"`{key}`" for key in keys[:_SHOWN])
+    return f"{shown} and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else shown
 
 
 def sweep(subscriber: Subscriber, slot: int) -> None:

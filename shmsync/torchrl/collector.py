@@ -234,7 +234,7 @@ class OuterAttachment:
     @property
     def newest(self) -> int:
         """The newest version that is addressed to the inner processes."""
-        return self._subscriber.seen
+        return self._subscriber.offered()
 
     def listen(self) -> None:
         """No answer from here: the inner processes give theirs."""
@@ -242,7 +242,7 @@ class OuterAttachment:
     def notified(self) -> tuple[int, int]:
         pids = self.inner
         inner = [line.used for line in self._subscriber.peers() if line.pid in pids]
-        return min(inner, default=0), self._subscriber.seen
+        return min(inner, default=0), self._subscriber.offered()
 
     def close(self) -> None:
         self._subscriber.close()

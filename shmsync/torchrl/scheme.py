@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -235,6 +236,9 @@ class SharedScheme(WeightSyncScheme):
             "_handle_text": self._handle_text if self._receiver is not None else self._address(),
         }
 
+    def __reduce__(self) -> Any:
+        return arrived, (type(self), self.__getstate__())
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         WeightSyncScheme.__init__(self, state.get("strategy_str", "tensordict"))
         self._together = None
@@ -246,6 +250,23 @@ class SharedScheme(WeightSyncScheme):
         super().shutdown()
         self._ended, self._own_handle = True, None
         self._leave()
+
+
+def arrived(kind: type, state: dict[str, Any]) -> Any:
+    """A scheme as it arrives in a process, which may have a program's own class from torchrl's module, not from here.
+
+    Raises ShmSyncError then.
+    """
+    if not issubclass(kind, SharedScheme):
+        who = f"{kind.__module__}.{kind.__qualname__}"
+        raise ShmSyncError(
+            f"{who} is derived from torchrl's scheme in this process, pid {os.getpid()}, and from shmsync's in the "
+            "trainer, where shmsync.install() or `python -m shmsync run` has put it. Call shmsync.install() before "
+            "that class is defined, in the same file, or derive it from shmsync's"
+        )
+    scheme = kind.__new__(kind)
+    scheme.__setstate__(state)
+    return scheme
 
 
 def _has_extra_state(model: Any) -> bool:

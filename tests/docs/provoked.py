@@ -22,7 +22,8 @@ from torch import nn
 
 import shmsync
 from shmsync import errors, limits, remote
-from shmsync.torchrl import fallback, releases, staleness
+from shmsync.torchrl import fallback, releases, scheme, staleness
+from tests.helpers.trainers import wait_for
 
 Provoke = Callable[[], Any]
 ERRORS: dict[str, Provoke] = {}
@@ -274,6 +275,14 @@ def PushTimeout() -> None:
     )
 
 
+@text("is derived from torchrl's scheme in this process")
+def _torchrls() -> str:
+    kind = type("MyScheme", (), {"__module__": "__mp_main__"})
+    with pytest.raises(errors.ShmSyncError) as found:
+        scheme.arrived(kind, {})
+    return str(found.value)
+
+
 @error
 def ShmSyncError() -> None:
     shmsync.RPCWeightUpdater(notify="email")
@@ -329,6 +338,17 @@ def _inner() -> None:
     from shmsync.torchrl.collector import CopyingAttachment
 
     CopyingAttachment(type("MultiSyncCollector", (), {})(), lambda: SimpleNamespace(worker_id=1))
+
+
+@warning("reacting to the bell failed")
+def _fails() -> None:
+    with _published() as (_, subscriber):
+        actor = SimpleNamespace(policy=nn.Linear(4, 2))
+        attached = remote.ModuleAttachment(actor, lambda: subscriber)
+        actor.policy = nn.Linear(2, 2)
+        attached.listen()
+        wait_for(lambda: attached._listener._failed, "a reaction")
+        attached.close()
 
 
 @contextmanager

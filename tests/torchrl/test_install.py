@@ -102,6 +102,64 @@ def test_a_program_is_compiled_as_it_is(tmp_path: Path) -> None:
     assert run("-m", "shmsync", "run", str(path)).stdout == "True\n"
 
 
+def test_a_program_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """Which can be read once. Mutant: read it twice."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(["sh", "-c", 'echo "print(__name__, 6 * 7)" > "$0"', str(pipe)])
+    done = run("-m", "shmsync", "run", str(pipe))
+    writer.wait()
+    assert (done.stdout, done.stderr) == ("__main__ 42\n", "")
+
+
+@pytest.mark.parametrize("command", ["doctor", "run"])
+def test_a_folder_that_hides_the_package_is_an_error(tmp_path: Path, command: str) -> None:
+    """Such as a clone of the repository seen from beside it: Python takes it for the package, which has no file then,
+    and nothing would be replaced. Mutant: go on."""
+    program = f"""
+import runpy, sys, shmsync
+shmsync.__file__, shmsync.__path__ = None, [{str(tmp_path)!r}, *shmsync.__path__]
+sys.argv[1:] = {[command, *([str(script(tmp_path, "print(1)"))] if command == "run" else [])]}
+runpy.run_module("shmsync", run_name="__main__")
+"""
+    done = run("-c", program)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"shmsync: {tmp_path} hides the installed package")
+
+
+def test_a_class_of_the_programs_own_says_what_it_needs(tmp_path: Path) -> None:
+    """Processes import the program anew, without `run`. Mutant: let it come as torchrl's class with the wrong state."""
+    program = script(tmp_path, OWN_SCHEME)
+    said = run("-m", "shmsync", "run", str(program)).stdout
+    assert said.startswith("ShmSyncError __mp_main__.Own is derived from torchrl's scheme in this process, pid ")
+    assert run(
+        "-m", "shmsync", "run", str(script(tmp_path, f"import shmsync; shmsync.install()\n{OWN_SCHEME}"))
+    ).stdout == ("Own shmsync.torchrl.schemes\n")
+
+
+OWN_SCHEME = """
+import multiprocessing, pickle
+from torchrl.weight_update import SharedMemWeightSyncScheme
+
+class Own(SharedMemWeightSyncScheme):
+    pass
+
+def arrive(text, pipe):
+    try:
+        arrived = pickle.loads(text)
+        pipe.send((type(arrived).__name__, type(arrived).__mro__[1].__module__))
+    except Exception as error:
+        pipe.send((type(error).__name__, str(error)))
+
+if __name__ == "__main__":
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=arrive, args=(pickle.dumps(Own()), there))
+    child.start()
+    print(*here.recv())
+    child.join()
+"""
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
 @pytest.mark.parametrize("name", ["folder/__main__.py", "program.py"])
 def test_no_entry_of_the_path_is_lost_with_a_safe_path(tmp_path: Path, name: str) -> None:
@@ -176,11 +234,17 @@ def test_an_error_looks_as_if_python_had_started_the_program(tmp_path: Path) -> 
     assert (ours.returncode, ours.stderr, ours.stdout) == (pythons.returncode, pythons.stderr, pythons.stdout)
 
 
-@pytest.mark.parametrize("arguments", [["/nowhere/program.py"], []], ids=["missing", "none"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["/nowhere/program.py"], [], ["-m"], ["-u", "program.py"]],
+    ids=["missing", "none", "no module", "option"],
+)
 def test_no_program_is_one_line_and_exit_2(arguments: list[str]) -> None:
+    """Mutant: take `-m` for a program."""
     done = run("-m", "shmsync", "run", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert all(argument in done.stderr for argument in arguments)
+    assert all(argument in done.stderr for argument in arguments[:1])
+    assert ("own options go before" in done.stderr) == (arguments[:1] == ["-u"])
 
 
 # ── Names ───────────────────────────────────────────────────────────────────────────────────────────────────────────

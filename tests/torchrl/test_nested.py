@@ -94,13 +94,21 @@ def random_action() -> Any:
 
 
 def test_inner_processes_that_rest_take_a_push_at_once(start: Start) -> None:
-    """All of them. Mutants: let the first that answers do; let inner processes not listen."""
+    """All of them, and the process around them is no version behind. Mutants: let the first that answers do; let inner
+    processes not listen; let it say what it has been offered."""
     trainer = start(build=build, **NESTED)
     for value in (2.0, 3.0):
         trainer.do(collect)
         report = trainer.do(push, value)
         assert (report.workers[0].in_use, report.workers[0].seen) == (report.version, report.version)
         assert trainer.do(used_by_inner) == [report.version] * 2
+    trainer.do(init)  # which asks the process around them too
+    assert trainer.do(lags_on_the_roster) == [0] * 3
+
+
+def lags_on_the_roster(world: SimpleNamespace) -> list[int]:
+    """As seen from outside, by `python -m shmsync inspect`."""
+    return [line.lag for line in world.updater._publisher.subscribers()]
 
 
 @pytest.mark.parametrize("notify", ["rpc", "memory"])

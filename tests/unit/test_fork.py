@@ -351,3 +351,16 @@ def test_a_fork_waits_for_a_publisher_that_is_being_made(monkeypatch) -> None:
     finally:
         os.kill(children[0], signal.SIGKILL)
         os.waitpid(children[0], 0)
+
+
+def test_the_childs_line_says_which_version_it_has_from_its_parent(channel, subscriber) -> None:
+    """For who looks who holds a slot, before it has made a forward. Mutant: a line that begins with nothing."""
+    follower = subscriber(channel)
+    lease = follower.lease()
+    child = Child(lambda wait: (wait(), lease.version)[-1])
+    wait_for(lambda: len(channel.subscribers()) == 2, "the child's line")
+    expected = {(os.getpid(), 1, 0), (child.pid, 1, 0)}
+    wait_for(lambda: {(line.pid, line.used, line.lag) for line in channel.subscribers()} == expected, "its version")
+    child.go()
+    assert child.result() == "1"
+    lease.close()
