@@ -163,22 +163,30 @@ def test_what_was_written_while_bound_is_found_by_the_sweep_and_dropped_later(li
     assert uniform(line.module) == line.version
 
 
+class Few(nn.Module):
+    """Leaves that lie in one page."""
+
+    def __init__(self, leaves: int) -> None:
+        super().__init__()
+        for number in range(leaves):
+            self.register_parameter(f"a{number}", nn.Parameter(torch.zeros(1)))
+
+    @property
+    def last(self) -> torch.Tensor:
+        return list(self.parameters())[-1]
+
+
 @pytest.mark.parametrize(
     ("leaves", "named"), [(1, "`a0`"), (3, "`a0`, `a1`, `a2`"), (5, "`a0`, `a1`, `a2` and 2 more")]
 )
 def test_the_warning_names_the_leaves_of_the_page(publisher, subscriber, leaves, named) -> None:
     """It is not known which of them it was. Mutant: name the first alone."""
-    channel = publisher({f"a{i}": torch.zeros(1) for i in range(leaves)})
-    channel.publish()
-    module = nn.ParameterDict({f"a{i}": torch.zeros(1) for i in range(leaves)})
-    module.forward = lambda: None
-    subscriber(channel).bind(module)
+    line = Line(publisher, subscriber, lambda: Few(leaves))
     with torch.no_grad():
-        module[f"a{leaves - 1}"].fill_(7.0)
+        line.module.last.fill_(7.0)
+    left = line.leave()
     with pytest.warns(RuntimeWarning, match=f"near {named}[.] Nobody"):
-        for _ in range(4):
-            channel.publish()
-            module()
+        line.until_at(left)
 
 
 def test_a_slot_that_is_used_and_written_during_the_sweep_is_not_clean(line, monkeypatch) -> None:
