@@ -268,15 +268,17 @@ def last_version(rref: Any) -> int:
 
 
 def subscribe(handle: Handle, worker_id: int, counted: bool = True) -> Subscriber:
-    """A worker's subscriber. ``counted``: as of Subscriber; one that is not takes no line where there is no room.
+    """A worker's subscriber. ``counted``: as of Subscriber. One that is not takes a line only where nothing else shows
+    that its process lives, and where there is room: others need theirs.
 
     Raises ChannelUnreachable and SubscribersExhausted, naming the worker, and what Subscriber raises.
     """
     name = f"worker-{worker_id}" if counted else f"around worker-{worker_id}"
     try:
-        return Subscriber(handle, worker_id=worker_id, name=name, counted=counted)
+        listed = counted or bool(handle.path)  # without a path the trainer sees its pid
+        return Subscriber(handle, worker_id=worker_id, name=name, listed=listed, counted=counted)
     except SubscribersExhausted as error:
-        if not counted:  # its line would only show that it lives
+        if not counted:
             return Subscriber(handle, worker_id=worker_id, name=name, listed=False)
         raise SubscribersExhausted(f"Worker {worker_id}, pid {os.getpid()}: {error}") from None
     except ChannelUnreachable as error:

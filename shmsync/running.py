@@ -36,6 +36,8 @@ def run(arguments: Sequence[str]) -> int:
 
     ``arguments``: those after `run`. Contract: as `install`; sys.argv and sys.path are the program's from then on.
     """
+    if arguments and arguments[0].startswith("-m") and arguments[0] != "-m":  # as Python takes it too
+        arguments = ["-m", arguments[0].removeprefix("-m"), *arguments[1:]]
     as_module = arguments[:1] == ["-m"]
     program, *rest = arguments[as_module:] or [""]
     if program in ("-h", "--help"):

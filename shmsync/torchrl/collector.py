@@ -213,8 +213,8 @@ def _bare(called: Any) -> Any:
 class OuterAttachment:
     """A collector whose inner processes have bound themselves to the channel: here there is nothing to switch.
 
-    It has a line of the roster, which is not the worker's: by that the trainer sees that it lives. ``nonce``: of the
-    channel that they follow. Raises ChannelError if it is another one.
+    By its pid the trainer sees that it lives; where pids say nothing, in channels of files, by a line of the roster,
+    which is not the worker's. ``nonce``: of the channel that they follow. Raises ChannelError if it is another one.
     """
 
     def __init__(self, collector: Any, subscribe: remote.Subscribe, nonce: str) -> None:

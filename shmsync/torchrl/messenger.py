@@ -222,7 +222,8 @@ class Messenger:
             return None
         inner = self._attached[worker].inner if worker in self._attached else ()
         answers = {pid: self._answer(worker, pid) or (0, 0) for pid in inner}
-        return late_inside([pid for pid, (_, answered) in answers.items() if answered < this.version], this.seconds)
+        silent = [pid for pid, (_, answered) in answers.items() if answered < this.version]
+        return late_inside(silent, this.seconds) if silent or not inner else None  # else they have just answered
 
     def _lose(self, worker: int) -> None:
         if worker in self._attached:

@@ -70,7 +70,7 @@ class Receiver:
     @context.setter
     def context(self, collector: Any) -> None:
         self._context = None if collector is None else weakref.ref(collector)
-        # One that is about to start processes is attached by the first message: the lines of the roster are theirs.
+        # One that is about to start processes is attached by the first message: what lines there are are theirs.
         if collector is not None and self._receives and not _starts_processes(collector):
             self._attach(collector)
 

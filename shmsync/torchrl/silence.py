@@ -18,7 +18,7 @@ Following = Callable[[Iterable[int]], set[int]]
 
 class Attached(NamedTuple):
     """Through which RRef a worker was attached, the process that it lives in, and those inside it that follow the
-    channel in its place. ``lined``: it has a line of the roster itself; around inner ones there may be no room."""
+    channel in its place. ``lined``: it has a line of the roster itself; around inner ones only in channels of files."""
 
     rref: Any
     pid: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import LagExceeded, LagTimeout, ShmSyncError
 from ..publisher import Publisher
@@ -80,11 +81,11 @@ class Staleness:
     """
 
     def __init__(self, max_lag: int | None, on_lag: str) -> None:
-        if max_lag is not None and (not isinstance(max_lag, int) or isinstance(max_lag, bool) or max_lag < 0):
+        if max_lag is not None and not _is_count(max_lag):
             raise ShmSyncError(f"Expected max_lag as a number of versions from 0 on, or None, got {max_lag!r}")
         if on_lag not in ON_LAG:
             raise ShmSyncError(f"Expected on_lag as one of {ON_LAG}, got {on_lag!r}")
-        self.max_lag, self.on_lag = max_lag, on_lag
+        self.max_lag, self.on_lag = None if max_lag is None else int(max_lag), on_lag
         self._warned: dict[int, int] = {}  # by worker, which version it was told to be behind
 
     def enforce(
@@ -131,3 +132,8 @@ class Staleness:
             if worker not in self._warned or behind.used >= self._warned[worker]:
                 _log.warning("Worker %d: %s; max_lag is %d", worker, behind, self.max_lag)
                 self._warned[worker] = behind.addressed
+
+
+def _is_count(value: Any) -> bool:
+    """Numpy's whole numbers are some too."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= 0

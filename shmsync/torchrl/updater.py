@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import rpc
@@ -199,7 +199,7 @@ class RPCWeightUpdater(UpdaterBase):
         """
         given = policy_or_weights if weights is None else weights
         if policy_or_weights is not None and given is not policy_or_weights:
-            raise ShmSyncError("Expected weights or policy_or_weights, got both; nothing was published")
+            _both()
         with self._mutex:
             self._check_open()
             workers = self._resolve(worker_ids)
@@ -230,7 +230,9 @@ class RPCWeightUpdater(UpdaterBase):
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **kwargs: Any) -> None:
         """What the collector calls. With `policy_factory` only, nothing happens until weights have been given once."""
-        weights = kwargs.pop("weights", policy_or_weights)
+        weights = kwargs.pop("weights", None)
+        if policy_or_weights is not None:
+            weights = policy_or_weights if weights is None else _both()
         if weights is None and self._has_no_weights():
             return
         self.push_weights(weights, worker_ids, **kwargs)
@@ -417,7 +419,9 @@ class RPCWeightUpdater(UpdaterBase):
     def _tell_use(self, report: PushReport) -> None:
         for worker, used in self._came_to.items():
             said = report.workers.get(worker)
-            if said is not None and said.error is None and used > (said.in_use or 0):
+            # Who uses the version has confirmed it, asked or not; who is behind by less than it may be has not.
+            has_it = said is not None and said.error is None and (said.seen is not None or used >= report.version)
+            if said is not None and has_it and used > (said.in_use or 0):
                 said.in_use, said.seen = used, max(used, said.seen or 0)
 
     def _nudge(self, workers: Iterable[int]) -> None:
@@ -442,9 +446,17 @@ class RPCWeightUpdater(UpdaterBase):
             raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
 
 
+def _both() -> NoReturn:
+    raise ShmSyncError("Expected weights or policy_or_weights, got both; nothing was published")
+
+
 def check_timeout(timeout: Any) -> None:
     """Raise ShmSyncError for what is no number of seconds to wait."""
-    if timeout is True or not isinstance(timeout, numbers.Real) or not float(timeout) > 0:
+    try:
+        fine = timeout is not True and isinstance(timeout, numbers.Real) and float(timeout) > 0
+    except OverflowError:  # a number that is larger than any clock's, but for infinity
+        fine = False
+    if not fine:
         raise ShmSyncError(f"Expected timeout in seconds above 0, got {timeout!r}")
 
 

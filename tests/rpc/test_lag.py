@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmsync import LagExceeded, LagTimeout, PushError, PushTimeout, RPCWeightUpdater, ShmSyncError
 from shmsync.binding import binding_of
+from tests.helpers.processes import stop
 from tests.helpers.rpc_worlds import ask, bound_version, everywhere, module_of, own, pid_of, push, run_forward, updater
 from tests.helpers.trainers import Trainer
 
@@ -110,6 +114,36 @@ def test_within_the_bound_a_push_does_not_wait(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("notify", ["rpc", "memory"])
+def test_who_is_within_the_bound_has_not_confirmed_for_that(trainer: Trainer, notify: str) -> None:
+    """The report says who has answered or has the version, and nothing of one that may be behind. Mutant: say what it
+    uses."""
+    trainer.do(start, notify=notify, max_lag=1)
+    trainer.do(hold_worker, 1, 30.0)
+    if notify == "rpc":
+        trainer.do(stop_worker, 1)  # else it answers that it has seen it
+    error, _ = trainer.do(pushes, 1, wait=False)
+    assert error is None
+    assert trainer.do(reported, 1) == (None, None, "not confirmed")
+    assert trainer.do(summary)[3][1] == 1
+    if notify == "rpc":
+        trainer.do(go_on)
+
+
+def stop_worker(world: SimpleNamespace, worker: int) -> None:
+    world.stopped = ask(world, worker, pid_of)
+    stop(world.stopped)
+
+
+def go_on(world: SimpleNamespace) -> None:
+    os.kill(world.stopped, signal.SIGCONT)
+
+
+def reported(world: SimpleNamespace, worker: int) -> tuple[int | None, int | None, str]:
+    report = world.updater.last_push.workers[worker]
+    return report.in_use, report.seen, report.status
+
+
+@pytest.mark.parametrize("notify", ["rpc", "memory"])
 def test_who_does_not_catch_up_in_time_is_named(trainer: Trainer, notify: str) -> None:
     """Worker, process and versions; the others are up to date. Mutant: wait for ever; an error without the pid."""
     trainer.do(start, notify=notify, max_lag=1, within=1.0)
@@ -173,6 +207,11 @@ def push_where_switching_is_broken(world: SimpleNamespace) -> Any:
 
     ask(world, 1, break_switch)
     return pushes(world, 1)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    """Mutant: take Python's alone."""
+    assert type(RPCWeightUpdater(max_lag=np.int64(2))._staleness.max_lag) is int
 
 
 @pytest.mark.parametrize("options", [{"max_lag": -1}, {"max_lag": 1.0}, {"max_lag": True}, {"on_lag": "cry"}], ids=str)

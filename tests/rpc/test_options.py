@@ -226,8 +226,8 @@ def push_to_one_more(world: SimpleNamespace) -> str:
 
 
 def test_two_sets_of_weights_are_one_too_many(trainer: Trainer) -> None:
-    """Nothing is published. Mutant: take the first."""
-    assert trainer.do(push_two) == [0, 1]
+    """Nothing is published. Mutants: take the first; take None for the second."""
+    assert trainer.do(push_two) == [0, 2]
 
 
 def push_two(world: SimpleNamespace) -> list[int]:
@@ -235,7 +235,10 @@ def push_two(world: SimpleNamespace) -> list[int]:
     with updater(world) as one:
         with pytest.raises(ShmSyncError, match="got both"):
             one.push_weights(world.policy, policy_or_weights=deepcopy(world.policy))
+        with pytest.raises(ShmSyncError, match="got both"):
+            one(world.policy, weights=deepcopy(world.policy))
         before = one.version
+        one(world.policy, weights=None)
         one.push_weights(world.policy, policy_or_weights=world.policy)
         return [before, one.version]
 

@@ -183,11 +183,12 @@ def test_a_program_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_a_module_finds_itself_as_if_python_had_started_it(tmp_path: Path) -> None:
-    """As `python -m` would. Mutant: leave sys.argv[0] alone."""
+@pytest.mark.parametrize("named", [["-m", "package.program"], ["-mpackage.program"]], ids=" ".join)
+def test_a_module_finds_itself_as_if_python_had_started_it(tmp_path: Path, named: list[str]) -> None:
+    """As `python -m` would. Mutants: leave sys.argv[0] alone; want a blank."""
     script(tmp_path, "", "package/__init__.py")
     path = script(tmp_path, "import sys; print(__spec__.name, sys.argv[0], sys.argv[1:])", "package/program.py")
-    done = run("-m", "shmsync", "run", "-m", "package.program", "-h", cwd=tmp_path)
+    done = run("-m", "shmsync", "run", *named, "-h", cwd=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"package.program {path} ['-h']\n")
 
 

@@ -37,9 +37,11 @@ def build(
     notify: str = "rpc",
     max_lag: int | None = None,
     max_workers: int = 256,
+    storage: str = "memfd",
     **options: Any,
 ) -> None:
-    updater = shmsync.RPCWeightUpdater(timeout=timeout, notify=notify, max_lag=max_lag, max_workers=max_workers)
+    limits = {"max_lag": max_lag, "max_workers": max_workers}
+    updater = shmsync.RPCWeightUpdater(timeout=timeout, notify=notify, storage=storage, **limits)
     collectors.build(world, updater=updater, **options)
 
 
@@ -94,15 +96,21 @@ def random_action() -> Any:
 
 
 def test_inner_processes_that_rest_take_a_push_at_once(start: Start) -> None:
-    """All of them, and the process around them is no version behind. Mutants: let the first that answers do; let inner
-    processes not listen; let it say what it has been offered."""
+    """All of them. Mutants: let the first that answers do; let inner processes not listen."""
     trainer = start(build=build, **NESTED)
     for value in (2.0, 3.0):
         trainer.do(collect)
         report = trainer.do(push, value)
         assert (report.workers[0].in_use, report.workers[0].seen) == (report.version, report.version)
         assert trainer.do(used_by_inner) == [report.version] * 2
-    trainer.do(init)  # which asks the process around them too
+
+
+def test_the_process_around_inner_ones_is_no_version_behind(start: Start) -> None:
+    """Where it has a line of the roster. Mutant: let it say what it has been offered."""
+    trainer = start(build=build, **NESTED, storage="file")
+    for value in (2.0, 3.0):
+        trainer.do(push, value)
+    trainer.do(init)  # which asks it too
     assert trainer.do(lags_on_the_roster) == [0] * 3
 
 
@@ -255,22 +263,45 @@ def workers_and_versions(world: SimpleNamespace) -> dict[int, set[int]]:
     return found
 
 
-def test_a_roster_without_room_for_the_process_around_is_room_enough(start: Start) -> None:
-    """Its line would only show that it lives, which its pid does as well. Mutant: insist on a line."""
-    trainer = start(build=build, **NESTED, max_workers=2)
+@pytest.mark.parametrize("storage", ["memfd", "file"])
+def test_a_roster_without_room_for_the_process_around_is_room_enough(start: Start, storage: str) -> None:
+    """Its line would only show that it lives, which in memory its pid does. Mutant: insist on a line."""
+    trainer = start(build=build, **NESTED, max_workers=2, storage=storage)
     trainer.do(push, 2.0)
     report = trainer.do(push, 3.0)
     assert report.workers[0].in_use == report.version
-    outer = trainer.do(ask, 0, pid_of)
+
+
+def test_a_killed_worker_is_named_where_pids_say_nothing(start: Start) -> None:
+    """By its line, in a channel of files, which other pid namespaces may share. Mutant: no line there either."""
+    trainer = start("fork", build=build, **NESTED, storage="file")
+    trainer.do(push, 2.0)
+    inner, outer = trainer.do(inner_pids), trainer.do(ask, 0, pid_of)
     os.kill(outer, signal.SIGKILL)
-    wait_for(lambda: not runs(outer), "the end of the worker")
-    with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has died"):
-        trainer.do(push, 4.0)
+    wait_for(lambda: outer not in trainer.do(pids_on_the_roster), "the end of the worker")
+    with pytest.raises(PushError, match=f"worker 0: .*pid {outer}, has ended or let go of the channel"):
+        trainer.do(push, 3.0)
+    for pid in inner:
+        os.kill(pid, signal.SIGKILL)
 
 
-def test_a_scheme_leaves_the_room_to_the_inner_processes(start: Start) -> None:
-    """Mutant: attach the process around them before they have started, which then takes the last line."""
-    trainer = start(build=schemes.build_rpc, **NESTED, max_workers=2)
+def pids_on_the_roster(world: SimpleNamespace) -> list[int]:
+    return [line.pid for line in world.updater._publisher.subscribers()]
+
+
+def test_processes_around_take_no_room_from_other_workers(start: Start) -> None:
+    """One has attached before another's inner processes have started. Mutant: let it have a line."""
+    trainer = start(build=build, **{**NESTED, "workers": 2}, max_workers=4)
+    for value in (2.0, 3.0):
+        report = trainer.do(push, value)
+        assert [one.in_use for one in report.workers.values()] == [report.version] * 2
+
+
+@pytest.mark.parametrize(("method", "storage"), [("forkserver", "memfd"), ("forkserver", "file"), ("fork", "memfd")])
+def test_a_scheme_leaves_the_room_to_the_inner_processes(start: Start, method: str, storage: str) -> None:
+    """Mutants: attach the process around them before they have started, which in a channel of files takes the last
+    line; let it have a line in memory too, which forked ones begin with."""
+    trainer = start(method, build=schemes.build_rpc, **NESTED, max_workers=2, storage=storage)
     assert trainer.do(collect).actions[-1] == 7.0
     assert trainer.do(schemes.push, 2.0) == 2
     assert trainer.do(collect, 2).actions == [2.0]
