@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensordict import TensorDict
@@ -236,8 +236,9 @@ class SharedScheme(WeightSyncScheme):
             "_handle_text": self._handle_text if self._receiver is not None else self._address(),
         }
 
-    def __reduce__(self) -> Any:
-        return arrived, (type(self), self.__getstate__())
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        make, arguments, state = super().__reduce_ex__(max(2, protocol))[:3]
+        return arrived, (make, arguments, state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         WeightSyncScheme.__init__(self, state.get("strategy_str", "tensordict"))
@@ -252,19 +253,20 @@ class SharedScheme(WeightSyncScheme):
         self._leave()
 
 
-def arrived(kind: type, state: dict[str, Any]) -> Any:
+def arrived(make: Callable[..., Any], arguments: tuple[Any, ...], state: dict[str, Any]) -> Any:
     """A scheme as it arrives in a process, which may have a program's own class from torchrl's module, not from here.
 
     Raises ShmSyncError then.
     """
+    kind = arguments[0]
     if not issubclass(kind, SharedScheme):
         who = f"{kind.__module__}.{kind.__qualname__}"
         raise ShmSyncError(
             f"{who} is derived from torchrl's scheme in this process, pid {os.getpid()}, and from shmsync's in the "
             "trainer, where shmsync.install() or `python -m shmsync run` has put it. Call shmsync.install() before "
-            "that class is defined, in the same file, or derive it from shmsync's"
+            "the name is imported from torchrl, in the same file, or derive that class from shmsync's"
         )
-    scheme = kind.__new__(kind)
+    scheme = make(*arguments)
     scheme.__setstate__(state)
     return scheme
 

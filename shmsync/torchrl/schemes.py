@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -212,6 +213,8 @@ class SharedMemWeightSyncScheme(SharedScheme):
         if model is not None:
             self.model = model
         source = weights if weights is not None else model
+        if params_map is not None or device_map_fn is not None:
+            self._check_alone()
         if params_map is not None:
             self._send_each(params_map, getattr(context, "num_workers", None) or num_workers or len(params_map))
         elif device_map_fn is not None:
@@ -226,14 +229,15 @@ class SharedMemWeightSyncScheme(SharedScheme):
     def _send_each(self, weights: Mapping[int, Any], num_workers: int | None) -> None:
         """Publish each worker's own weights to it, the same object once; to everybody if that is who it is for.
 
-        Raises what Publisher.publish raises, naming the worker, before anything is written.
+        Raises WorkerIdError, and LayoutError naming the worker, before anything is written; for want of room what
+        Publisher.publish raises, when others may have theirs.
         """
         channel = self._channel()
+        ids.resolve(list(weights), num_workers or channel.max_subscribers)
+        self._check_each(weights)
         workers_of: dict[int, list[int]] = {}
         for worker, one in weights.items():
             workers_of.setdefault(id(one), []).append(worker)
-        if len(workers_of) > 1:
-            self._check_each(weights)
         for workers in workers_of.values():
             everybody = len(workers) == num_workers
             channel.publish(weights[workers[0]], worker_ids=None if everybody else workers)
@@ -263,26 +267,28 @@ class SharedMemWeightSyncScheme(SharedScheme):
         """
         self._check_connected()
         by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
-        if by_worker and weights and all(isinstance(key, int) for key in weights):
-            self._send_by_worker(weights, worker_ids)
+        if by_worker and weights and all(isinstance(key, numbers.Integral) for key in weights):
+            self._send_by_worker(dict(zip(ids.plain(weights), weights.values(), strict=True)), worker_ids)
         else:
             self._push_next(weights, self._resolve(worker_ids))
 
     def _send_by_worker(self, weights: Mapping[int, Any], worker_ids: Any) -> None:
-        if self._together is not None:
-            raise ShmSyncError(
-                f"Weights by worker id can't go with several models under one version; send each worker's own "
-                f"{self.model_id!r} with worker_ids=[...]. Nothing was written"
-            )
-        most = self._channel().max_subscribers
-        self._resolve(list(weights), most)
-        wanted = list(weights) if worker_ids is None else self._resolve(worker_ids, most)
+        self._check_alone()
+        wanted = list(weights) if worker_ids is None else self._resolve(worker_ids, self._channel().max_subscribers)
+        self._resolve(list(weights))
         without = [worker for worker in wanted if worker not in weights]
         if without:
             raise WorkerIdError(
                 f"There are no weights for workers {without}, only for {list(weights)}. Nothing was sent"
             )
         self._send_each({worker: weights[worker] for worker in wanted}, getattr(self.context, "num_workers", None))
+
+    def _check_alone(self) -> None:
+        if self._together is not None:
+            raise ShmSyncError(
+                "Weights by worker can't go with several models under one version; send each worker's own "
+                f"{self.model_id!r} with worker_ids=[...]. Nothing was written"
+            )
 
     def _resolve(self, worker_ids: Any, otherwise: int | None = None) -> Any:
         """Worker ids of the collector, which knows how many there are, or of ``otherwise`` so many; as they are given

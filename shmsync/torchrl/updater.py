@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.distributed import rpc
@@ -197,9 +197,7 @@ class RPCWeightUpdater(UpdaterBase):
         Contract: blocks for one copy and, with ``wait=True``, for the answers; hooks run after it, also if a worker
         failed; with no worker addressed nothing happens.
         """
-        given = policy_or_weights if weights is None else weights
-        if policy_or_weights is not None and given is not policy_or_weights:
-            _both()
+        given = _one_of(weights, policy_or_weights)
         with self._mutex:
             self._check_open()
             workers = self._resolve(worker_ids)
@@ -230,9 +228,7 @@ class RPCWeightUpdater(UpdaterBase):
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **kwargs: Any) -> None:
         """What the collector calls. With `policy_factory` only, nothing happens until weights have been given once."""
-        weights = kwargs.pop("weights", None)
-        if policy_or_weights is not None:
-            weights = policy_or_weights if weights is None else _both()
+        weights = _one_of(kwargs.pop("weights", None), policy_or_weights)
         if weights is None and self._has_no_weights():
             return
         self.push_weights(weights, worker_ids, **kwargs)
@@ -446,8 +442,12 @@ class RPCWeightUpdater(UpdaterBase):
             raise ChannelClosed("This RPCWeightUpdater is closed; make another one")
 
 
-def _both() -> NoReturn:
-    raise ShmSyncError("Expected weights or policy_or_weights, got both; nothing was published")
+def _one_of(weights: Any, policy_or_weights: Any) -> Any:
+    """What was given under one of two names, or under both."""
+    given = policy_or_weights if weights is None else weights
+    if policy_or_weights is not None and given is not policy_or_weights:
+        raise ShmSyncError("Expected weights or policy_or_weights, got both; nothing was published")
+    return given
 
 
 def check_timeout(timeout: Any) -> None:

@@ -6,6 +6,7 @@ part of shmsync that finds the fault is asked on its own.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import logging
 import pickle
@@ -279,7 +280,7 @@ def PushTimeout() -> None:
 def _torchrls() -> str:
     kind = type("MyScheme", (), {"__module__": "__mp_main__"})
     with pytest.raises(errors.ShmSyncError) as found:
-        scheme.arrived(kind, {})
+        scheme.arrived(copyreg.__newobj__, (kind,), {})
     return str(found.value)
 
 

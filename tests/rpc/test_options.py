@@ -227,7 +227,7 @@ def push_to_one_more(world: SimpleNamespace) -> str:
 
 def test_two_sets_of_weights_are_one_too_many(trainer: Trainer) -> None:
     """Nothing is published. Mutants: take the first; take None for the second."""
-    assert trainer.do(push_two) == [0, 2]
+    assert trainer.do(push_two) == [0, 3]
 
 
 def push_two(world: SimpleNamespace) -> list[int]:
@@ -239,6 +239,7 @@ def push_two(world: SimpleNamespace) -> list[int]:
             one(world.policy, weights=deepcopy(world.policy))
         before = one.version
         one(world.policy, weights=None)
+        one(world.policy, weights=world.policy)
         one.push_weights(world.policy, policy_or_weights=world.policy)
         return [before, one.version]
 

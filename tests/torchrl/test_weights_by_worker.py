@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ def test_weights_by_worker_go_to_nobody_else() -> None:
         ({0: three, 2: three}, None, [3, 1, 3]),
         ({0: two, 1: four, 2: four}, torch.tensor([1]), [3, 4, 3]),
         ({0: two, 1: three, 2: four}, 0, [2, 4, 3]),
-        ({0: four, 1: four, 2: four}, None, [4, 4, 4]),
+        ({np.int64(0): four, 1: four, 2: four}, None, [4, 4, 4]),
     ):
         scheme.send(given, worker_ids)
         assert values(receivers, models) == expected
@@ -59,6 +60,9 @@ def test_wrong_weights_by_worker_go_to_nobody() -> None:
     two = fill(nn.Linear(1, 1), 2.0)
     for given, worker_ids, error, text in (
         ({0: two, 1: nn.Linear(2, 1)}, None, shmsync.LayoutMismatch, "for worker 1: .*\n.*weight"),
+        ({1: nn.Linear(2, 1)}, None, shmsync.LayoutMismatch, "for worker 1: .*\n.*weight"),
+        ({0: None}, None, ShmSyncError, "for worker 0: "),
+        ({0: two, True: two}, None, shmsync.WorkerIdError, "True"),
         ({0: two, 1: {"weight": two.weight}}, None, shmsync.LayoutMismatch, "for worker 1: .*\n.*missing keys: `bias`"),
         ({0: two, 1: {"weight": 3}}, None, ShmSyncError, "for worker 1: "),
         ({0: two, 2: two}, [0, 1], shmsync.WorkerIdError, "no weights for workers .1., only for .0, 2."),
@@ -81,3 +85,44 @@ def test_weights_by_worker_are_no_way_to_send_several_models() -> None:
         schemes["critic"].send({0: nn.Linear(1, 1), 1: nn.Linear(1, 1)})
     for scheme in schemes.values():
         scheme.shutdown()
+    for how in (
+        {"params_map": {0: nn.Linear(1, 1)}},
+        {"device_map_fn": lambda worker, source: source, "num_workers": 1},
+    ):
+        (scheme,) = shmsync.SharedMemWeightSyncScheme.together("policy").values()
+        with pytest.raises(ShmSyncError, match="'policy' with worker_ids="):
+            scheme.init_on_sender(model_id="policy", **how)
+        scheme.shutdown()
+
+
+@pytest.mark.parametrize("wrong", [-1, 300, 7])
+def test_wrong_workers_in_a_map_get_nothing_and_nobody_else_does(wrong: int) -> None:
+    """Mutant: look at each when its turn comes."""
+    scheme = shmsync.SharedMemWeightSyncScheme()
+    weights = {0: nn.Linear(1, 1), wrong: nn.Linear(1, 1)}
+    with pytest.raises(shmsync.WorkerIdError, match=str(wrong)):
+        scheme.init_on_sender(params_map=weights, num_workers=2)
+    assert scheme.version == 0
+    scheme.shutdown()
+
+
+class Named(shmsync.SharedMemWeightSyncScheme):
+    """Made with an argument that its `__new__` needs."""
+
+    def __new__(cls, name: str) -> Named:
+        made = super().__new__(cls)
+        made.name = name
+        return made
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.name,)
+
+
+def test_a_class_with_arguments_of_its_own_arrives() -> None:
+    """As pickle makes any object. Mutant: call `__new__` without them."""
+    scheme = Named("one")
+    assert pickle.loads(pickle.dumps(scheme)).name == "one"
+    scheme.shutdown()
