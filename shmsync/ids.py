@@ -23,11 +23,6 @@ def resolve(worker_ids: Any, num_workers: int, devices: Sequence[torch.device] =
     return list(dict.fromkeys(found))
 
 
-def plain(worker_ids: Iterable[Any]) -> list[Any]:
-    """Python's numbers in the place of numpy's; truth values stay, for `resolve` to refuse."""
-    return [one if isinstance(one, bool) else operator.index(one) for one in worker_ids]
-
-
 def _workers(one: Any, num_workers: int, devices: Sequence[torch.device]) -> list[int]:
     valid = f"0 to {num_workers - 1}" if num_workers else "none yet: there are no workers"
     if isinstance(one, torch.device):

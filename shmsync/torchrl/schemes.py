@@ -268,7 +268,7 @@ class SharedMemWeightSyncScheme(SharedScheme):
         self._check_connected()
         by_worker = isinstance(weights, Mapping) and not isinstance(weights, TensorDictBase)  # which is a Mapping too
         if by_worker and weights and all(isinstance(key, numbers.Integral) for key in weights):
-            self._send_by_worker(dict(zip(ids.plain(weights), weights.values(), strict=True)), worker_ids)
+            self._send_by_worker(weights, worker_ids)
         else:
             self._push_next(weights, self._resolve(worker_ids))
 
