@@ -35,7 +35,7 @@ def attach(state, handle: str) -> None:
 
 
 def push(channel, source: Watched) -> None:
-    """fill(k) as version k, without pause, but a trainer that is too fast waits until all have used one of each BURST."""
+    """fill(k) as version k, without pause, but one that is too fast waits until all have used one of each BURST."""
     for k in range(1, LAST + 1):
         channel.publish(fill(source, k))
         if k % BURST == 0:
