@@ -96,7 +96,7 @@ def test_a_push_waits_for_who_is_too_far_behind(trainer: Trainer, notify: str, w
     """And when it returns nobody is, though the worker rests after its forward. Mutants: no look after the push; no
     nudge."""
     trainer.do(start, notify=notify, max_lag=0)
-    trainer.do(hold_worker, 1, 0.7)
+    trainer.do(hold_worker, 1, 1.5)
     error, seconds = trainer.do(pushes, 1, wait=wait)
     assert error is None
     assert 0.4 < seconds < 20
