@@ -71,7 +71,7 @@ class Receiver:
     def context(self, collector: Any) -> None:
         self._context = None if collector is None else weakref.ref(collector)
         # One that is about to start processes is attached by the first message: what lines there are are theirs.
-        if collector is not None and self._receives and not _starts_processes(collector):
+        if collector is not None and self._receives and not starts_processes(collector):
             self._attach(collector)
 
     @property
@@ -146,7 +146,8 @@ class Receiver:
             attached.listen()
 
 
-def _starts_processes(collector: Any) -> bool:
+def starts_processes(collector: Any) -> bool:
+    """Whether a collector is about to start processes of its own."""
     return hasattr(type(collector), "_run_processes") and not getattr(collector, "procs", None)
 
 

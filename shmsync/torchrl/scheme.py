@@ -18,7 +18,7 @@ from torch import nn
 from ..errors import ChannelClosed, ShmSyncError
 from ..subscriber import Subscriber
 from .collector import is_function
-from .receiver import Idle, Receiver, received, stand_in
+from .receiver import Idle, Receiver, received, stand_in, starts_processes
 from .releases import scheme_base
 from .together import Together
 from .updater import check_timeout
@@ -286,9 +286,7 @@ def _pass_to_inner_processes(context: Any, model_id: str, receiver: Any) -> None
 
     torchrl takes a scheme there as a promise that the policy is a module.
     """
-    if context is None or not hasattr(type(context), "_run_processes") or getattr(context, "procs", None):
-        return
-    if is_function(getattr(context, "policy", None)):
+    if context is None or not starts_processes(context) or is_function(getattr(context, "policy", None)):
         return
     schemes = dict(getattr(context, "_weight_sync_schemes", None) or {})
     schemes[model_id] = receiver

@@ -415,9 +415,10 @@ class RPCWeightUpdater(UpdaterBase):
     def _tell_use(self, report: PushReport) -> None:
         for worker, used in self._came_to.items():
             said = report.workers.get(worker)
+            if said is None or said.error is not None or used <= (said.in_use or 0):
+                continue
             # Who uses the version has confirmed it, asked or not; who is behind by less than it may be has not.
-            has_it = said is not None and said.error is None and (said.seen is not None or used >= report.version)
-            if said is not None and has_it and used > (said.in_use or 0):
+            if said.seen is not None or used >= report.version:
                 said.in_use, said.seen = used, max(used, said.seen or 0)
 
     def _nudge(self, workers: Iterable[int]) -> None:
